@@ -45,7 +45,7 @@ test-deep: setup
 
 # What computes, under the settings of other machines: tests/machines.sh.
 MACHINES ?= plain avx2
-ROOMS ?= losses metrics scaling study
+ROOMS ?= losses metrics scaling
 test-machines: setup
 	bash tests/machines.sh $(BIN)/python "$(MACHINES)" "$(ROOMS)"
 

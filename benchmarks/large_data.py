@@ -33,7 +33,6 @@ from hf_calib.predictions import read_predictions
 read_predictions(sys.argv[1])
 """
 _FEW = 1_000  # Rows
-_ROUNDS = 3
 
 
 def write(folder: Path, rows: int, shards: int, n_classes: int) -> None:
@@ -83,6 +82,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--folder", type=Path, default=Path("large_data"))
     parser.add_argument("--by", default="country")
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     folder = arguments.folder / "many"
     few = arguments.folder / "few"
@@ -102,7 +102,7 @@ def main() -> None:
             "evaluate --by": (evaluate, ("--by", arguments.by)),
         }
         rounds = []
-        for _ in range(_ROUNDS):  # In turns.
+        for _ in range(arguments.rounds):  # In turns.
             found = {}
             for name, (words, options) in programs.items():
                 seconds, peak = run(*words, str(folder), *options)
@@ -115,7 +115,9 @@ def main() -> None:
     for name in programs:
         seconds, memory = np.median([each[name] for each in rounds], axis=0)
         share = memory / matrix
-        print(f"{name:20} {seconds:6.2f} s  {memory:6.2f} GB  {share:5.2f} of the scores")
+        print(
+            f"{name:20} {seconds:6.2f} s  {memory:6.2f} GB  {share:5.2f} of the scores"
+        )
 
 
 if __name__ == "__main__":

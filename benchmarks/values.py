@@ -23,7 +23,6 @@ from scipy.special import expit, softmax
 from hf_calib import decisions, metrics
 from hf_calib.losses import LOSSES, AdaptiveLoss, make_loss
 from hf_calib.metrics.intervals import METRICS
-from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.report import calibration_report
 from hf_calib.scaling import SCALERS, PriorCorrection
 
@@ -137,9 +136,13 @@ def of_metrics() -> Iterator[tuple[str, Callable[[], Any]]]:
 def streamed(
     logits: Any, labels: Any, *, multi_label: bool = False
 ) -> dict[str, float]:
-    state = StreamingCalibration(n_bins=15, multi_label=multi_label)
+    state = metrics.CalibrationState(n_classes=logits.shape[1])
     targets = torch.from_numpy(labels)
-    state.update(torch.from_numpy(logits), targets.double() if multi_label else targets)
+    state.update_logits(
+        torch.from_numpy(logits),
+        targets.double() if multi_label else targets,
+        multi_label=multi_label,
+    )
     return state.compute()
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hf_calib.export import fold_temperature as fold_temperature
     from hf_calib.export import unfold as unfold
     from hf_calib.models.pipeline import pipeline as pipeline
-    from hf_calib.study import compare as compare
     from hf_calib.trainer import AdaFocalCallback as AdaFocalCallback
     from hf_calib.trainer import CalibrationMapCallback as CalibrationMapCallback
     from hf_calib.trainer import CalibrationTrainer as CalibrationTrainer
@@ -38,7 +37,6 @@ _HOMES = {
     "InputError": "hf_calib._errors",
     "TemperatureScalingCallback": "hf_calib.trainer",
     "calibrate": "hf_calib.commands.options",
-    "compare": "hf_calib.study",
     "decide": "hf_calib.commands.options",
     "evaluate": "hf_calib.commands.options",
     "fold": "hf_calib.export",

@@ -81,14 +81,3 @@ def full_float32() -> Iterator[None]:
         yield
     finally:
         switch(before)
-
-
-def program_of(exported: Any) -> Any:
-    """The program in an exporter's result: an `onnx_ir.Model`, or an `ExportedProgram` of torch.
-
-    Newer versions wrap it. In 5.17 an ONNX exporter returns torch's `ONNXProgram`, another one the program itself;
-    ends with the first version that returns `ExportedModel` as the oldest supported.
-    """
-    if hasattr(exported, "components"):
-        return exported.program
-    return getattr(exported, "model", exported)

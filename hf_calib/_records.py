@@ -6,11 +6,19 @@ import json
 import re
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_calib._errors import InputOSError, InputValueError, check, expected, printable
+from hf_calib._errors import (
+    InputOSError,
+    InputValueError,
+    check,
+    expected,
+    few,
+    printable,
+)
 
 # JSON of this size takes less than 100 MB in memory.
 _MOST_BYTES = 2**24
@@ -18,6 +26,15 @@ MOST_BYTES_OF_A_MAP = 2**28  # A matrix for 3,600 classes.
 # A container takes up to 30 times the memory of its text, and a matrix of numbers has only one for each row.
 _MOST_CONTAINERS = 300_000
 _SAVE_AGAIN = "save it again with the program that wrote it"
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping of JSON; raise for a name that is there twice, of which one would be lost."""
+    times = Counter(name for name, _ in pairs)
+    twice = sorted(name for name in times if times[name] > 1)
+    requirement = "JSON to have each name once"
+    check(not twice, requirement, f"{few(twice)} twice", "leave one out")
+    return dict(pairs)
 
 
 def number(value: Any) -> bool:
@@ -136,7 +153,9 @@ def parse_json(
     got = f"{len(content):,} bytes with {n_containers:,} lists and objects"
     check(is_small, requirement, got, "keep less in it")
     try:
-        record = json.loads(content.decode("utf-8"))
+        record = json.loads(content.decode("utf-8"), object_pairs_hook=each_once)
+    except InputValueError as error:
+        raise InputValueError(f"{what}: {error}") from error
     except (ValueError, RecursionError) as error:
         got = f"{type(error).__name__}: {printable(error)[:200]}"
         raise InputValueError(

@@ -336,11 +336,7 @@ def _add(kind: type[options.Command]) -> None:
         except InputError as error:
             raise InputError(_with_options(str(error), kind, chosen)) from error
         # The documents of the others have them.
-        if kind not in (
-            options.Evaluate,
-            options.CompareReports,
-            options.CompareLosses,
-        ):
+        if kind is not options.Evaluate:
             for note in getattr(getattr(done, "report", done), "notes", ()):
                 _warn(note)
         shown = getattr(command.module, "shown", lambda done: [done])
@@ -348,7 +344,7 @@ def _add(kind: type[options.Command]) -> None:
             parts: list[Any] = [[json.dumps(done.to_dict(), allow_nan=False)]]
         else:
             parts = [*(done.lines if isinstance(done, Done) else shown(done))]
-            if output is not None and not chosen.get("print_commands"):
+            if output is not None:
                 after = _files_in(output)
                 written = {
                     path.parts[0]

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas
+from paired import LEVEL
 from results_tables import claim_lines, study_lines
 from saved_runs import FOLDERS, printed
-
-from hf_calib.study.statistics import LEVEL
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS, BENCHMARKS = (

@@ -1,4 +1,4 @@
-"""Print further metrics and calibrators for the runs of a study, which its report does not contain.
+"""Print further metrics and calibrators for the runs of `compare_losses.py`, which its table does not contain.
 
     python recipes/further_metrics.py OUTPUT/guard ... > tables.md
 
@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from papers.sweep import ece_sweep
 from scipy.special import softmax
 
 from hf_calib.metrics import (
-    ece_sweep,
     expected_calibration_error,
     kde_calibration_error,
     maximum_calibration_error,
@@ -89,12 +89,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("studies", nargs="+", type=Path)
     for study in parser.parse_args().studies:
-        plan = json.loads((study / "study.json").read_text())
         by_loss = {}
-        for name, cell in plan["cells"].items():
-            path = study / "cells" / name / "predictions.safetensors"
-            if path.is_file():
-                by_loss.setdefault(cell["loss"], []).append(measured(path))
+        for path in sorted(study.glob("runs/*/predictions.safetensors")):
+            run = json.loads((path.parent / "run.json").read_text())
+            by_loss.setdefault(run["loss"], []).append(measured(path))
         print(f"## {study.name}\n\n| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
         for loss, trainings in by_loss.items():
             means = np.mean(trainings, axis=0)

@@ -1,15 +1,16 @@
 """Compare the closed-form inverse link with the temperature on trained models.
 
-    python recipes/inverse_link.py study/cells/focal-seed0-* study/cells/bsce_gra-seed0-*
+    python recipes/inverse_link.py study/runs/focal-seed0 study/runs/bsce_gra-seed0
 
-Each run is the output folder of a recipe, or of a run of `hf-calib compare-losses`: the loss is in results.json,
-the logits are in predictions.safetensors.
+Each run is the output folder of a recipe, or of a run of `compare_losses.py`: the loss is in results.json, the logits
+are in predictions.safetensors.
 """
 
 import argparse
 import json
 from pathlib import Path
 
+from papers.inverse_link import InverseLink
 from scipy.special import softmax
 
 from hf_calib.losses import make_loss
@@ -19,7 +20,7 @@ from hf_calib.metrics import (
     negative_log_likelihood,
 )
 from hf_calib.predictions.training import TrainingPredictions
-from hf_calib.scaling import InverseLink, TemperatureScaling
+from hf_calib.scaling import TemperatureScaling
 
 parser = argparse.ArgumentParser()
 parser.add_argument("runs", nargs="+", type=Path)

@@ -7,10 +7,10 @@
 # on a GPU. Without MODEL, or with "scratch", a decoder of 4.5M parameters is first pretrained on local text;
 # everything then takes an hour or two on two CPU cores. COMPARE is that of run_studies.sh.
 set -euo pipefail
-output=$1 data=$2 model=${3:-scratch} seeds=${*:4}
+output=$1 data=$2 model=${3:-scratch} seeds=("${@:4}") asked=()
 here=$(cd "$(dirname "$0")" && pwd)
 common=(--disable_tqdm true --report_to none --save_strategy no --logging_steps 25)
-losses=cross_entropy,label_smoothing,focal,adafocal_every_10_steps,focal_calibration,bsce_gra,dft
+losses=(cross_entropy label_smoothing focal adafocal_every_10_steps focal_calibration bsce_gra dft)
 
 [ -e "$output/tasks/sentiment/test.jsonl" ] || python "$here/language_model_tasks.py" "$data" "$output/tasks"
 if [ "$model" = scratch ]; then
@@ -31,17 +31,19 @@ else
 fi
 
 study() { # NAME RECIPE ARGUMENTS...
-  hf-calib compare-losses "$here/$2.py" --losses "$losses" --seeds "$seed" --output "$output/$1" ${COMPARE:---jobs 2} \
-    --no-keep-models "${options[@]}" -- --model "$model" --num_train_epochs "$epochs" --train_file \
+  python "$here/compare_losses.py" "$here/$2.py" --losses "${losses[@]}" --seeds "${asked[@]}" \
+    --output "$output/$1" ${COMPARE:---jobs 2} --delete_models "${options[@]}" -- --model "$model" --num_train_epochs "$epochs" --train_file \
     "$output/tasks/$1/train.jsonl" --test_file "$output/tasks/$1/test.jsonl" "${@:3}" "${own[@]}" "${common[@]}"
 }
 
-for seed in ${seeds:-0 1 2}; do
+[ $# -gt 3 ] || seeds=(0 1 2)
+for seed in "${seeds[@]}"; do
+  asked+=($seed)
   for task in guard sentiment intents topics; do
-    options=(--config "judge_$task.yaml")
+    options=(--config "$here/configs/judge_$task.yaml")
     study "$task" language_model --max_train_samples "$rows" --max_test_samples "$test_rows" \
       --calibration_size 500 "${adapters[@]+"${adapters[@]}"}"
   done
-  options=(--methods temperature) # Other calibrators take hours on a vocabulary, and cannot be folded.
+  options=(--calibrators temperature) # Other calibrators take hours on a vocabulary, and cannot be folded.
   study next_token next_token --max_train_tokens "$tokens" --calibration_method temperature
 done

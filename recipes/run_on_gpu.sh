@@ -17,10 +17,13 @@ step() { # NAME COMMAND...: write the output to a file; if a step fails, the oth
 }
 
 images() {
+  asked=()
   for seed in 1 42 71; do
-    hf-calib compare-losses "$here/image_classification.py" --config cifar10_short.yaml --config networks/resnet50.yaml \
-      --losses cross_entropy,focal,dual_focal,focal_calibration_cifar10,bsce_gra,bsce_gra_authors,adafocal --seeds "$seed" \
-      --output "$output/cifar10_resnet50" $COMPARE --no-keep-models -- --train_file "$data/cifar10/train.parquet" \
+    asked+=($seed)
+    python "$here/compare_losses.py" "$here/image_classification.py" --config "$here/configs/cifar10_short.yaml" \
+      --config "$here/configs/networks/resnet50.yaml" --losses cross_entropy focal dual_focal focal_calibration_cifar10 \
+      bsce_gra bsce_gra_authors adafocal --seeds "${asked[@]}" \
+      --output "$output/cifar10_resnet50" $COMPARE --delete_models -- --train_file "$data/cifar10/train.parquet" \
       --test_file "$data/cifar10/test.parquet" --image_column image --report_to none --disable_tqdm true
   done
 }

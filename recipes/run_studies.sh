@@ -3,12 +3,12 @@
 # same command again.
 #   bash recipes/run_studies.sh OUTPUT MINILM DATA [SEEDS ...]
 # MINILM is all-MiniLM-L6-v2, by its name on the Hub or its folder. DATA contains files with text and label, csv (.gz)
-# or parquet: ag_news/{train,test}, clinc150/{train,validation,test}, 20newsgroups/{train,test} (raw posts). "0 1 2"
-# runs all studies with seed 0 first; "0,1,2" runs each study with all three seeds before the next study. COMPARE
-# replaces the options "--jobs 2" of hf-calib compare-losses, for example by "--jobs 12" on a large GPU, or by
-# --print-commands.
+# or parquet: ag_news/{train,test}, clinc150/{train,validation,test}, 20newsgroups/{train,test} (raw posts). 0 1 2
+# runs all studies with seed 0 first; "0 1 2", in quotes, runs each study with all three seeds before the next study.
+# COMPARE replaces the options "--jobs 2" of compare_losses.py, for example by "--jobs 12" on a large GPU, or by
+# "--slurm slurm_partition=gpu timeout_min=600".
 set -euo pipefail
-output=$1 minilm=$2 data=$3 seeds=${*:4}
+output=$1 minilm=$2 data=$3 seeds=("${@:4}") asked=()
 here=$(cd "$(dirname "$0")" && pwd)
 file() { ls "$data/$1".*; }
 common=(--disable_tqdm true --save_total_limit 1)
@@ -23,22 +23,25 @@ newsgroups=(--train_file "$(file 20newsgroups/train)" --test_file "$(file 20news
   --max_length 250 --per_device_train_batch_size 64 --num_train_epochs 10)
 
 study() { # NAME CONFIG LOSSES ARGUMENTS...
-  hf-calib compare-losses "$here/text_classification.py" --config "$2" --losses "$3" --seeds "$seed" --output "$output/$1" \
-    ${COMPARE:---jobs 2} --no-keep-models -- "${@:4}" "${common[@]}"
+  python "$here/compare_losses.py" "$here/text_classification.py" --config "$here/configs/$2" --losses $3 \
+    --seeds "${asked[@]}" --output "$output/$1" ${COMPARE:---jobs 2} --delete_models -- "${@:4}" "${common[@]}"
 }
 minilm_study() { # NAME LOSSES ARGUMENTS...
   # Batches of texts of similar length have a quarter to a third less padding.
   study "$1" ag_news_minilm.yaml "$2" --model "$minilm" --bf16 false --train_sampling_strategy group_by_length "${@:3}"
 }
 
-mmce=$here/configs/losses/mmce.yaml # the authors' normalisation, to which the weight of the papers belongs
-losses=cross_entropy,label_smoothing,focal,flsd,dual_focal,adafocal_every_10_steps,bsce_gra,bsce_gra_authors
-ag_losses=$losses,focal_calibration_ag_news,$mmce
-clinc_losses=$losses,focal_calibration,$mmce
-ng_losses=$losses,focal_calibration_20newsgroups,$mmce,brier,inverse_focal,adafocal,ada_dual_focal,logit_norm,entropy_regularized
-few=cross_entropy,focal,adafocal_every_10_steps
+# mmce.yaml has the authors' normalisation, to which the weight of the papers belongs; mmce is the library's default.
+losses="cross_entropy label_smoothing focal flsd dual_focal adafocal_every_10_steps bsce_gra bsce_gra_authors"
+ag_losses="$losses focal_calibration_ag_news mmce.yaml"
+clinc_losses="$losses focal_calibration mmce.yaml"
+ng_losses="$losses focal_calibration_20newsgroups mmce.yaml brier inverse_focal adafocal ada_dual_focal logit_norm"
+ng_losses="$ng_losses entropy_regularized"
+few="cross_entropy focal adafocal_every_10_steps"
 
-for seed in ${seeds:-0 1 2}; do
+[ $# -gt 3 ] || seeds=(0 1 2)
+for seed in "${seeds[@]}"; do
+  asked+=($seed)
   # The shortest study comes first, so that an interrupted call has finished it for every seed.
   minilm_study ag_news_3_epochs "$ag_losses" "${ag_news[@]}"
   minilm_study ag_news_noise "$few" "${ag_news[@]}" --label_noise 0.2

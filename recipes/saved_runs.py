@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from paired import TwoLevel, corrected, two_level
 from papers.post_processing import post_processing_gap
 from results_tables import PAPERS, shown_p
 from safetensors.numpy import load_file
@@ -32,9 +33,7 @@ from hf_calib.metrics import (
     kde_calibration_error,
     smooth_calibration_error_dual,
 )
-from hf_calib.metrics.intervals import holm
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.study.statistics import TwoLevel, two_level
 
 RESULTS = Path(__file__).parent / "results"
 # The criterion of the temperature -> the papers that choose it so -> loss -> what they report.
@@ -335,16 +334,15 @@ def comparison_lines(found: dict[str, Run], declared: Family | None) -> Iterator
         ]
         p_values = np.array([each.p_value() for each in differences])
         of_families = np.array([of_family for _, _, of_family in compared])
-        corrected = np.ones(len(compared))
-        corrected[~of_families] = holm(p_values[~of_families])
+        p_corrected = np.ones(len(compared))
+        p_corrected[~of_families] = corrected(p_values[~of_families])
         if declared and of_families.any():
-            without_runs = np.ones(len(declared.losses) - of_families.sum())
-            family = np.concatenate([p_values[of_families], without_runs])
-            corrected[of_families] = holm(family)[: of_families.sum()]
-        for row, each, p, p_corrected in zip(
-            cells, differences, p_values, corrected, strict=True
+            n_claims = len(declared.losses)
+            p_corrected[of_families] = corrected(p_values[of_families], n_claims)
+        for row, each, p, own_corrected in zip(
+            cells, differences, p_values, p_corrected, strict=True
         ):
-            row += [with_interval(each), shown_p(p), shown_p(p_corrected)]
+            row += [with_interval(each), shown_p(p), shown_p(own_corrected)]
     header = ["loss", "seeds"]
     for title in measures:
         header += [f"difference in {title}", "p", "corrected p"]

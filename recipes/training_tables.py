@@ -27,7 +27,7 @@ parser.add_argument("study", type=Path)
 parser.add_argument("--soft_labels", type=Path)
 args = parser.parse_args()
 
-folders = sorted(path.parent for path in args.study.glob("cells/*/results.json"))
+folders = sorted(path.parent for path in args.study.glob("runs/*/results.json"))
 runs = [json.loads((folder / "results.json").read_text()) for folder in folders]
 
 

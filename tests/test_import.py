@@ -38,7 +38,6 @@ LAYERS = [
     {"language_models"},
     {"trainer"},
     {"experiments", "trl"},
-    {"study"},
     {"commands"},
     {"cli", "__init__"},
     {"__main__"},
@@ -53,8 +52,7 @@ OUTSIDE = {
 }
 # Imported within functions only: by what needs torch, and where Triton is.
 NEED_MORE = {
-    "metrics/streaming.py",
-    "metrics/_batch_scores.py",
+    "metrics/on_device.py",
     "losses/statistics/kernels.py",
 }
 

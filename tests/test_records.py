@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from hf_calib._errors import InputError
-from hf_calib._records import count, number, or_none, read_json, wrong_entry
+from hf_calib._errors import InputError, InputValueError
+from hf_calib._records import count, number, or_none, parse_json, read_json, wrong_entry
 from hf_calib.decisions import Decisions
-from hf_calib.report.comparison import read_report
 from hf_calib.scaling import load_map
-from hf_calib.study.plan import read_plan
 
 
 def link_to(target: str) -> Callable[[Path], None]:
@@ -36,8 +34,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "decisions.json",
         lambda path: Decisions.from_pretrained(path.parent),
     ),
-    "report": ("report.json", read_report),
-    "study": ("study.json", lambda path: read_plan(path.parent)),
 }
 
 
@@ -69,3 +65,11 @@ def test_null_is_of_no_kind_but_where_an_entry_may_be_missing_or_null() -> None:
 def test_true_is_no_integer_and_names_may_end_in_a_question_mark() -> None:
     assert wrong_entry({"a": True}, {"a": int}) == "a"
     assert wrong_entry({"why?": "x"}, {str: int}) == "why?"
+
+
+def test_a_name_that_is_there_twice_is_refused() -> None:
+    """Readers take the last one, others the first."""
+    with pytest.raises(
+        InputValueError, match=r"the file: .* each name once, got a twice"
+    ):
+        parse_json("the file", b'{"a": 1, "b": 2, "a": 3}', {})

@@ -3,21 +3,22 @@ Which probabilities minimise a loss
 ===================================
 
 Cross entropy and the Brier score are proper: their minimum is at the true probability. The focal losses are
-not: a network that minimises them perfectly outputs other probabilities. `InverseLink` recovers the true ones.
+not: a network that minimises them perfectly outputs other probabilities.
 """
 
-import numpy as np
+import torch
 from matplotlib.figure import Figure
 
 from hf_calib.losses import make_loss
-from hf_calib.scaling import InverseLink
 
 # %%
-# For each probability that a network with two classes outputs, `InverseLink` gives the posterior at which this output
-# is optimal.
+# For each true probability of the likelier class, the best of many outputs of a network with two classes is that with
+# the lowest expected loss.
 
-predicted = np.linspace(0.5, 0.995, 200)
-logits = np.log(np.stack([predicted, 1 - predicted], axis=1))
+truth = torch.linspace(0.5, 0.995, 200, dtype=torch.float64)
+predicted = torch.linspace(0.5, 0.9999, 4000, dtype=torch.float64)
+logits = torch.stack([predicted, 1 - predicted], dim=1).log()
+likelier = torch.zeros(len(predicted), dtype=torch.long)
 figure = Figure(figsize=(5, 4), layout="constrained")
 axes = figure.subplots()
 for name, settings in {
@@ -27,10 +28,14 @@ for name, settings in {
     "focal_calibration": {"gamma": 3.0, "brier_weight": 3.0},
     "inverse_focal": {"gamma": 1.0},
 }.items():
-    posterior = InverseLink(make_loss(name, **settings)).predict_proba(logits)[:, 0]
+    loss = make_loss(name, **settings)
+    if_right = loss(logits, likelier, reduction="none")
+    if_wrong = loss(logits, 1 - likelier, reduction="none")
+    expected = truth[:, None] * if_right + (1 - truth)[:, None] * if_wrong
+    best = predicted[expected.argmin(dim=1)]
     axes.plot(
-        posterior,
-        predicted,
+        truth,
+        best,
         label=f"{name} {', '.join(f'{k}={v:g}' for k, v in settings.items())}",
     )
 axes.set(

@@ -5,11 +5,13 @@ Out-of-distribution inputs
 A classifier of the digits 0 to 7 is given images of 8 and 9. Does its uncertainty detect them?
 """
 
+import numpy as np
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import RocCurveDisplay
 
 from hf_calib.metrics import ood_detection
-from hf_calib.plots import roc_diagram
 
 digits = load_digits()
 known = digits.target < 8
@@ -26,4 +28,13 @@ logits_in, logits_out = (
 found = ood_detection(logits_in, logits_out)
 for score, detection in found.items():
     print(score, f"AUROC {detection.auroc.value:.3f}")
-figure = roc_diagram({"digits 8 and 9": found}, title="Detection of the digits 8 and 9")
+
+# %%
+# The ROC curve of a score, here of the largest logit, is drawn by scikit-learn.
+
+is_unknown = np.repeat([0, 1], [len(logits_in), len(logits_out)])
+uncertainty = -np.concatenate([logits_in, logits_out]).max(axis=1)
+figure = Figure(figsize=(4, 4), layout="constrained")
+RocCurveDisplay.from_predictions(
+    is_unknown, uncertainty, name="digits 8 and 9", ax=figure.subplots()
+)

@@ -11,7 +11,7 @@ from scipy.special import expit
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from hf_calib.plots import label_reliability_grid
+from hf_calib.report import calibration_report
 from hf_calib.scaling import PerLabelTemperatureScaling
 
 digits = load_digits()
@@ -41,20 +41,17 @@ logits = np.stack(
 logits *= scale
 
 # %%
-# Before calibration: the frequency of each label against its probability.
+# Before calibration: the frequency of each label against its probability, from the report.
 
-figure = label_reliability_grid(
-    expit(logits[test]), labels[test], class_names=names, title="Before"
-)
+before = calibration_report(expit(logits[test]), labels[test], class_names=names)
+figure = before.figures()["classwise"]
 
 # %%
 # After calibration: a temperature for each label, fitted to held-out rows.
 
 scaler = PerLabelTemperatureScaling().fit(logits[held_out], labels[held_out])
 print(dict(zip(names, scaler.temperatures_.round(2).tolist(), strict=True)))
-figure = label_reliability_grid(
-    scaler.predict_proba(logits[test]),
-    labels[test],
-    class_names=names,
-    title="After a temperature for each label",
+after = calibration_report(
+    scaler.predict_proba(logits[test]), labels[test], class_names=names
 )
+figure = after.figures()["classwise"]

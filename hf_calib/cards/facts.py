@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,20 @@ import numpy as np
 from transformers.utils import CONFIG_NAME
 
 from hf_calib._errors import InputError
-from hf_calib._records import MOST_BYTES_OF_A_MAP, count, number, or_none, read_json
+from hf_calib._records import (
+    MOST_BYTES_OF_A_MAP,
+    count,
+    fits,
+    number,
+    or_none,
+    read_json,
+)
 from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import DECISIONS
+from hf_calib.metrics import Interval
 from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.models.classifier import CONFIG_KINDS, Task, task_of
 from hf_calib.models.prompts import PromptTemplate
-from hf_calib.report.comparison import are_metrics
 from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
@@ -57,6 +65,34 @@ _FIGURES = (
     "risk_coverage",
     "classwise",
 )
+# What rounding may add to the ends of a metric's range.
+_ROUNDING = 1e-9
+_METRIC = {"title": str, **dict.fromkeys(Interval._fields, or_none(number))}
+
+
+def are_metrics(found: Any) -> bool:
+    """Whether a value of JSON may be the metrics of a report, each in its range."""
+    return fits(found, dict) and all(_is_metric(*each) for each in found.items())
+
+
+def _is_metric(key: str, metric: Any) -> bool:
+    """Whether a value of JSON may be the metric of this key, with an interval or without one."""
+    if not fits(metric, _METRIC):
+        return False
+    value, low, high = (metric[name] for name in Interval._fields)
+    known = [each for each in (value, low, high) if each is not None]
+    most = 1.0
+    if "brier" in key:
+        most = 2.0
+    if "nll" in key:
+        most = math.inf
+    if not all(-_ROUNDING <= each <= most + _ROUNDING for each in known):
+        return False
+    if low is None or high is None:
+        return low is high
+    return low <= high
+
+
 _STATE = {"metrics": are_metrics}
 REPORT_KINDS = {
     "about": ROWS_KINDS,
@@ -212,9 +248,7 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
         return None
     names = ["value"] if report["after"] is None else ["before", "after"]
     states = {name: report[name if name == "after" else "before"] for name in names}
-    figures = [
-        f"{REPORT_FOLDER}/figures/{name}.png" for name in (*_FIGURES, "label_errors")
-    ]
+    figures = [f"{REPORT_FOLDER}/figures/{name}.png" for name in _FIGURES]
     return Results(
         columns={name: _shown(state["metrics"]) for name, state in states.items()},
         about={**report["about"], "n": report["n_examples"]},

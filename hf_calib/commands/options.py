@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from hf_calib._errors import check, did_you_mean, without_secrets
 from hf_calib._text import option, short_names
 from hf_calib.metrics.checks import check_type
-from hf_calib.models.reading import Names, Reading, RowSet, option_value
+from hf_calib.models.reading import Reading, RowSet, option_value
 from hf_calib.predictions.predictions import MULTI_LABEL, SINGLE_LABEL
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ METHODS = dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps))
 _OF_SETS_AND_TABLES = (
     "label_separator label_columns no_label option_scores weight_column n_bins"
 )
-_LOSSES = "cross_entropy,focal,dual_focal,adafocal,bsce_gra"
 _BINS = "Number of bins of the binned calibration errors."
 _TRUST = "Run code that comes with the model."
 _SOURCE: Any = {"default": ..., "argument": "MODEL_OR_PREDICTIONS"}
@@ -268,97 +267,6 @@ class Push(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(Rows):
-    """Export a model with its calibration to ONNX or torch.export, checked against the model itself."""
-
-    example = "calibrated exported --data test.csv"
-    first = "data form text_column split max_length trust_remote_code"
-    without = f"{_OF_SETS_AND_TABLES} by image_column label_column class_names"
-    data: str | None = option("Texts to check the export on, next to synthetic ones.")
-    model: str = option(f"{_CLASSIFIER}.", ..., argument="MODEL")
-    output: Path = option(
-        "A new folder, for the program and what goes with it.", ..., argument="OUT"
-    )
-    form: Literal["onnx", "torch"] = option(
-        "ONNX graph, or torch.export's program.", "onnx", name="format"
-    )
-    split: str = option(
-        "Split of a Hub dataset or folder; not the training split.", "validation"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareReports(Command):
-    """Compare several files of predictions or saved reports, in one table and one figure."""
-
-    example = "measured calibrated other_predictions.npz"
-    first = "label_column n_bins output"
-    sources: list[str] = option(
-        "Predictions, report.json files, or folders with one.", ..., argument="FILES"
-    )
-    label_column: str = option(
-        "Column of the labels, of predictions that are tables.", "label"
-    )
-    n_bins: int = option(_BINS, 15)
-    output: Path | None = option(
-        "Folder for comparison.md, .html, .json and the figure."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareLosses(Command):
-    """Train several losses over seeds, and report which is best for these data, with intervals.
-
-    If interrupted, call it again: it resumes.
-    """
-
-    example = "recipes/text_classification.py --losses cross_entropy,focal --output study -- --train_file a.csv"
-    first = "config losses seeds grid methods output jobs launcher"
-    more = "variance print_commands submitit keep_models"
-    source: str = option(
-        "A recipe or your script; or the folder of a study to measure again.",
-        ...,
-        argument="SCRIPT_OR_STUDY",
-    )
-    words: list[str] | None = option(
-        "Arguments of the script, after --.", argument="ARGUMENTS"
-    )
-    config: list[str] | None = option(
-        "YAML file of the script, or the name of one in configs/ next to it."
-    )
-    losses: Names = option(
-        "Names, YAML files, or names in configs/losses next to the script.", _LOSSES
-    )
-    seeds: Names = option("Seeds of the runs.", "0,1,2")
-    grid: list[str] | None = option(
-        "Values of a hyperparameter, gamma=1,2,3, for losses that have it."
-    )
-    methods: Names = option(
-        "Post-hoc calibrators to compare; temperature,auto by default."
-    )
-    variance: Literal["own", "pooled"] = option(
-        "Variance over seeds: of a pair of losses, or of all.", "own"
-    )
-    output: Path | None = option("Folder of the study.")
-    jobs: int = option(
-        "Runs at a time, which share CPU threads and GPUs; 0 for one on each visible GPU.",
-        1,
-    )
-    launcher: str | None = option(
-        "What starts a script, such as 'torchrun --nproc_per_node 2'."
-    )
-    print_commands: bool = option(
-        "Print a line for each run that is missing, and end.", False
-    )
-    submitit: str | None = option(
-        """Train as Slurm jobs, with parameters: '{"slurm_partition": "gpu"}'."""
-    )
-    keep_models: bool = option(
-        "Keep the models, by default.", True, name="keep-models/--no-keep-models"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Demo(Command):
     """Train with three losses on real text, compare them, and serve the calibrated model. No network needed."""
 
@@ -376,9 +284,6 @@ COMMANDS = (
     Unfold,
     Decide,
     Push,
-    Export,
-    CompareReports,
-    CompareLosses,
     Demo,
 )
 

@@ -20,6 +20,7 @@ from hf_calib.predictions.predictions import (
     FORMATS,
     MULTI_LABEL,
     TOKENS,
+    TOP_LABELS,
     LabelKind,
     OnRows,
     Predictions,
@@ -137,7 +138,14 @@ class FileSource(Source):
             repr(self.reading.option_scores),
             "leave it out, as it has no effect here",
         )
-        names_in_data(self.predictions().names, self.reading.class_names)
+        found = self.predictions()
+        is_named = self.reading.class_names is not None
+        requirement = "class_names to be given with a score for each class"
+        got = "the confidences of top labels"
+        way_out = "leave it out, as it has no effect here"
+        is_top = found.kind is TOP_LABELS
+        check(not (is_top and is_named), requirement, got, way_out)
+        names_in_data(found.names, self.reading.class_names)
         places = {
             name: {identity(file.path) for file in each} for name, each in files.items()
         }
@@ -272,7 +280,7 @@ def open_source(
         )
         sets = {"data": RowSet(few(files)), **sets}
         found = FileSource(
-            name_of(few(files)),
+            few([name_of(file) for file in files]),
             sets,
             options,
             running,

@@ -65,8 +65,8 @@ def train_and_report(
 
     Raises:
         TypeError: if the model cannot be saved at the end; raised before the run.
-        ValueError: if predictions of elsewhere would have no logits, or the model was loaded from a folder that the
-            run replaces; raised before the run.
+        ValueError: if predictions of elsewhere would have no logits, the model was loaded from a folder that the
+            run replaces, or resume and `args.resume_from_checkpoint` are both given; raised before the run.
     """
     model = trainer.unwrapped_model
     if not hasattr(model, "save_pretrained"):
@@ -80,6 +80,13 @@ def train_and_report(
         "prediction_loss_only to be off with elsewhere, whose logits are read",
         True,
         "leave it out",
+    )
+    named = trainer.args.resume_from_checkpoint
+    check(
+        not (resume and named),
+        "either resume or args.resume_from_checkpoint to be given",
+        f"{resume!r} and {named!r}",
+        "leave out resume to go on from the one that is named",
     )
     folder = Path(str(trainer.args.output_dir))
     # Both folders are written or removed at the end, which is too late for an error.

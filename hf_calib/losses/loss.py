@@ -309,8 +309,9 @@ class CalibrationLoss(nn.Module):
         Args:
             logits: (N, C), or (N, L, C) for token-level labels, of any float dtype; or a model's output with logits.
             labels: (N,) or (N, L) integers in [0, C), -100 to ignore a row; for multi-label problems (N, C) floats in
-                [0, 1], -100 to ignore a decision. Rows that sum to 1 (soft labels of one softmax) raise an error
-                unless `problem_type` says that the problem is multi-label.
+                [0, 1], -100 to ignore a decision. Floats are always read as those of several labels, also one-hot
+                rows. Fractions whose rows all sum to 1 (soft labels of one softmax) in the first batch that has
+                fractions raise an error unless `problem_type` says that the problem is multi-label.
             reduction: "mean" over the rows that are not ignored, "sum", or "none" for a value per row, 0 if ignored.
                 Losses that couple the batch do not support "none".
             num_items_in_batch: the number of rows in the whole accumulated batch; the sum is divided by it. It is for
@@ -468,6 +469,8 @@ class CalibrationLoss(nn.Module):
 
     def _check(self, logits: Tensor, labels: Tensor) -> bool:
         """Check shapes and dtypes without waiting for the device; return whether the problem is multi-label."""
+        if not isinstance(labels, Tensor):
+            _refuse("labels to be a tensor", type(labels).__name__, "convert them")
         if not logits.is_floating_point():
             _refuse(
                 "logits to be floating point",

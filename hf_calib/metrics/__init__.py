@@ -5,7 +5,7 @@ These arguments have the same meaning in every function. probs: (N, C) float, ro
 all 0; None for equal weights. n_resamples: at least 1. seed: the seed of the draws. confidence_level: in (0, 1).
 Unless a function says otherwise, it returns a fraction in [0, 1].
 
-`hf_calib.metrics.streaming` has the state that an evaluation updates in batches on the device; it needs torch.
+`CalibrationState` is updated in batches. It needs torch only for `update_logits`.
 """
 
 from hf_calib.metrics.corp import ConfidenceErrors as ConfidenceErrors
@@ -54,6 +54,5 @@ from hf_calib.metrics.smooth import (
 )
 from hf_calib.metrics.state import CalibrationState as CalibrationState
 from hf_calib.metrics.sums import Interval as Interval
-from hf_calib.metrics.sums import ece_sweep as ece_sweep
 
 __all__ = [name for name in dir() if callable(globals()[name]) and name[0] != "_"]

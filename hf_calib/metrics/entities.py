@@ -81,52 +81,43 @@ def find_entities(
     checks.check_kind(numbers, "iu", "sentences to be integers", way_out)
     begins = np.append(True, numbers[1:] != numbers[:-1])
     values, places = np.unique(numbers[begins], return_counts=True)
-    got = f"sentence {values[places.argmax()]} in {places.max()} places"
-    together = places.max() == 1
     check(
-        together,
+        places.max() == 1,
         "the tokens of a sentence to follow each other",
-        got,
+        f"sentence {values[places.argmax()]} in {places.max()} places",
         "sort the tokens by sentence",
     )
-    n_names, wanted = (
-        len(tag_names),
-        f"tag_names to hold {rows.shape[1]} names, one per column",
-    )
+    n_classes = rows.shape[1]
     check(
-        n_names == rows.shape[1],
-        wanted,
-        n_names,
+        len(tag_names) == n_classes,
+        f"tag_names to hold {n_classes} names, one per column",
+        len(tag_names),
         "name the columns of probs in their order",
     )
     others = [name for name in tag_names if not _BIO.fullmatch(name)]
-    way_out = (
-        "only such tags define entities; other tags have calibration per token only"
-    )
     check(
         are_bio(tag_names),
         "tag_names to be O, B-TYPE and I-TYPE",
         others or "O only",
-        way_out,
+        "only such tags define entities; other tags have calibration per token only",
     )
     confidences, predicted = winners(rows)
-    spans, true = (
-        _spans(predicted, tag_names, begins),
-        set(_spans(targets, tag_names, begins)),
-    )
+    spans = _spans(predicted, tag_names, begins)
+    true = set(_spans(targets, tag_names, begins))
     tokens = [confidences[first : last + 1] for _, first, last in spans]
+    products = [part.prod() for part in tokens]
+    minima = [part.min() for part in tokens]
+    is_correct = [span in true for span in spans]
     sentence_of = begins.cumsum() - 1
+    of_spans = [sentence_of[first] for _, first, _ in spans]
+    of_true = [sentence_of[first] for _, first, _ in true]
     return Entities(
         spans=tuple(spans),
-        product=np.array([part.prod() for part in tokens], dtype=np.float64),
-        minimum=np.array([part.min() for part in tokens], dtype=np.float64),
-        correct=np.array([span in true for span in spans], dtype=np.float64),
-        sentences=np.array(
-            [sentence_of[first] for _, first, _ in spans], dtype=np.intp
-        ),
-        n_true=np.bincount(
-            [sentence_of[first] for _, first, _ in true], minlength=len(values)
-        ),
+        product=np.array(products, dtype=np.float64),
+        minimum=np.array(minima, dtype=np.float64),
+        correct=np.array(is_correct, dtype=np.float64),
+        sentences=np.array(of_spans, dtype=np.intp),
+        n_true=np.bincount(of_true, minlength=len(values)),
     )
 
 
@@ -139,8 +130,10 @@ def _spans(
     goes_on &= (kinds == np.roll(kinds, 1)) & ~begins
     starts = (kinds != "") & ~goes_on
     ends = (kinds != "") & ~np.append(goes_on[1:], False)
-    columns = kinds[starts], np.flatnonzero(starts), np.flatnonzero(ends)
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+    types = kinds[starts].tolist()
+    first = np.flatnonzero(starts).tolist()
+    last = np.flatnonzero(ends).tolist()
+    return list(zip(types, first, last, strict=True))
 
 
 def entity_scores(
@@ -168,26 +161,21 @@ def entity_scores(
     rng = checks.check_draws(n_resamples, seed, confidence_level)
     n_sentences = len(entities.n_true)
     n_right = np.bincount(entities.sentences, entities.correct, minlength=n_sentences)
-    n_found, n_true = (
-        np.bincount(entities.sentences, minlength=n_sentences),
-        entities.n_true,
-    )
+    n_found = np.bincount(entities.sentences, minlength=n_sentences)
+    n_true = entities.n_true
     sums = np.stack([n_right, (n_found + n_true) / 2, n_found, n_true], axis=1)
-    drawn = [
-        _shares(counts @ sums) for counts in draw_counts(n_sentences, n_resamples, rng)
-    ]
-    values, draws = _shares(sums.sum(axis=0)), np.concatenate(drawn)
+    values = _shares(sums.sum(axis=0))
+    blocks = draw_counts(n_sentences, n_resamples, rng)
+    draws = np.concatenate([_shares(counts @ sums) for counts in blocks])
     found = {}
     for i, name in enumerate(("f1", "precision", "recall")):
         found[name] = interval_of(float(values[i]), draws[:, i], confidence_level)
-    for name, confidences in (
-        ("product", entities.product),
-        ("minimum", entities.minimum),
-    ):
-        top = TopLabel(confidences, entities.correct)
-        found[f"ece_{name}"] = Interval(
-            top_label_error(top, n_bins=n_bins) if len(confidences) else np.nan
-        )
+    confidences = {"product": entities.product, "minimum": entities.minimum}
+    for name, stated in confidences.items():
+        error = np.nan
+        if len(stated) > 0:
+            error = top_label_error(TopLabel(stated, entities.correct), n_bins=n_bins)
+        found[f"ece_{name}"] = Interval(error)
     return found
 
 

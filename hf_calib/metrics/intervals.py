@@ -22,52 +22,44 @@ from hf_calib.metrics.checks import FloatArray, IntArray, check_type
 from hf_calib.metrics.sums import Binning, BinSums, Interval, SumMetric, mean_of
 
 MetricFunction = Callable[..., float]
-Asked = Sequence[
-    tuple[str | MetricFunction, dict[str, Any]]
-]  # Metrics with their options.
-Simulation = Callable[
-    [np.random.Generator], float
-]  # It draws labels and returns their metric.
+# Metrics with their options.
+Asked = Sequence[tuple[str | MetricFunction, dict[str, Any]]]
+# It draws labels and returns their metric.
+Simulation = Callable[[np.random.Generator], float]
 
-_HALVINGS = 30  # The range of shrinkages is wide if a bin is near 1.
-_SMALLEST_VARIANCE = 1e-4  # The variance of a bin near 1, so that its gap can grow too.
+# The range of shrinkages is wide if a bin is near 1.
+_HALVINGS = 30
+# The variance of a bin near 1, so that its gap can grow too.
+_SMALLEST_VARIANCE = 1e-4
 
 
 class Metric(NamedTuple):
     """A row of `METRICS`, or a function of the user."""
 
     function: MetricFunction  # It has probs, labels and options as arguments.
-    sums: Callable[..., SumMetric] | None = (
-        None  # With sums, a resample costs O(N) additions.
-    )
-    of_top: MetricFunction | None = (
-        None  # The metric of a `TopLabel`, if it needs no more.
-    )
+    # With sums, a resample costs O(N) additions.
+    sums: Callable[..., SumMetric] | None = None
+    # The metric of a `TopLabel`, if it needs no more.
+    of_top: MetricFunction | None = None
 
 
-METRICS = {
-    row.function.__name__: row
-    for row in (
-        Metric(scores.accuracy, partial(mean_of, scores.shares_right)),
-        Metric(ranking.area_under_risk_coverage, of_top=ranking.mean_risk),
-        Metric(scores.brier_score, partial(mean_of, scores.squared_distances)),
-        Metric(scores.classwise_calibration_error, sums.classwise_sums),
-        Metric(sums.ece_sweep, of_top=sums.sweep_error),
-        Metric(scores.expected_calibration_error, sums.top_label_sums),
-        Metric(kernel.kde_calibration_error),
-        Metric(
-            scores.maximum_calibration_error, partial(sums.top_label_sums, norm="max")
-        ),
-        Metric(scores.negative_log_likelihood, partial(mean_of, scores.negative_logs)),
-        Metric(
-            scores.root_brier_score,
-            partial(mean_of, scores.squared_distances, root=True),
-        ),
-        Metric(smooth.smooth_calibration_error, of_top=smooth.smooth_error),
-        Metric(smooth.smooth_calibration_error_dual, of_top=smooth.smooth_error_dual),
-        Metric(scores.true_calibration_error, partial(mean_of, scores.distances)),
-    )
-}
+_ROWS = (
+    Metric(scores.accuracy, partial(mean_of, scores.shares_right)),
+    Metric(ranking.area_under_risk_coverage, of_top=ranking.mean_risk),
+    Metric(scores.brier_score, partial(mean_of, scores.squared_distances)),
+    Metric(scores.classwise_calibration_error, sums.classwise_sums),
+    Metric(scores.expected_calibration_error, sums.top_label_sums),
+    Metric(kernel.kde_calibration_error),
+    Metric(scores.maximum_calibration_error, partial(sums.top_label_sums, norm="max")),
+    Metric(scores.negative_log_likelihood, partial(mean_of, scores.negative_logs)),
+    Metric(
+        scores.root_brier_score, partial(mean_of, scores.squared_distances, root=True)
+    ),
+    Metric(smooth.smooth_calibration_error, of_top=smooth.smooth_error),
+    Metric(smooth.smooth_calibration_error_dual, of_top=smooth.smooth_error_dual),
+    Metric(scores.true_calibration_error, partial(mean_of, scores.distances)),
+)
+METRICS = {row.function.__name__: row for row in _ROWS}
 
 
 def find_metric(metric: str | MetricFunction) -> Metric:
@@ -75,11 +67,9 @@ def find_metric(metric: str | MetricFunction) -> Metric:
     if callable(metric):
         return Metric(metric)
     way_out = "for example 'expected_calibration_error'"
-    named, requirement = (
-        isinstance(metric, str),
-        "metric to be a name or a function of probs and labels",
-    )
-    checks.check_type(named, requirement, type(metric).__name__, way_out)
+    requirement = "metric to be a name or a function of probs and labels"
+    is_name = isinstance(metric, str)
+    checks.check_type(is_name, requirement, type(metric).__name__, way_out)
     checks.check_choice("metric", metric, tuple(METRICS))
     return METRICS[metric]
 
@@ -274,9 +264,8 @@ def consistency_test(
     found = find_metric(metric)
     value = _finite_value(found, rows, targets, options)
     simulate = _simulation(found, rows, options)
-    return _tested(
-        value, _check_resamples(np.array([simulate(rng) for _ in range(n_resamples)]))
-    )
+    errors = np.array([simulate(rng) for _ in range(n_resamples)])
+    return _tested(value, _check_resamples(errors))
 
 
 def _simulation(
@@ -413,33 +402,27 @@ class Populations:
         self.occupied = bins.counts > 0
         self.counts, confidence, correct = (part[self.occupied] for part in bins)
         self.n_rows = self.counts.sum()
-        self.shares, self.stated = (
-            self.counts / self.n_rows,
-            np.clip(confidence / self.counts, 0, 1),
-        )
+        self.shares = self.counts / self.n_rows
+        self.stated = np.clip(confidence / self.counts, 0, 1)
         self.gaps = (confidence - correct) / self.counts
         self.value = float(self.shares @ np.abs(self.gaps))
-        self._variances = np.maximum(
-            self.stated * (1 - self.stated), _SMALLEST_VARIANCE
-        )
-        self.most = float(
-            (np.abs(self.gaps) / self._variances).max()
-        )  # Above it all gaps are 0.
+        variances = self.stated * (1 - self.stated)
+        self._variances = np.maximum(variances, _SMALLEST_VARIANCE)
+        # Above it all gaps are 0.
+        self.most = float((np.abs(self.gaps) / self._variances).max())
         self.least = -float((1 / self._variances).max())
 
     def accuracies(self, shrinkage: FloatArray | float) -> FloatArray:
         """The accuracies of the bins (..., M) for shrinkages (...)."""
         over = self.gaps >= 0
-        sizes = np.maximum(
-            0.0, np.abs(self.gaps) - np.asarray(shrinkage)[..., None] * self._variances
-        )
+        smaller = np.asarray(shrinkage)[..., None] * self._variances
+        sizes = np.maximum(0.0, np.abs(self.gaps) - smaller)
         # A gap that is too large for its own side changes its sign, where more is possible.
-        turns = (sizes > np.where(over, self.stated, 1 - self.stated)) & (
-            over == (self.stated < 0.5)
-        )
-        return np.clip(
-            np.where(over != turns, self.stated - sizes, self.stated + sizes), 0.0, 1.0
-        )
+        room = np.where(over, self.stated, 1 - self.stated)
+        turns = (sizes > room) & (over == (self.stated < 0.5))
+        below = self.stated - sizes
+        above = self.stated + sizes
+        return np.clip(np.where(over != turns, below, above), 0.0, 1.0)
 
     def errors(self, shrinkage: FloatArray | float) -> FloatArray:
         """The calibration errors (...) for shrinkages (...)."""
@@ -452,34 +435,44 @@ def interval_of_bins(
     bins: BinSums, *, n_resamples: int, confidence_level: float, seed: int
 ) -> Interval:
     """The interval from the sums (M,) of the bins."""
-    found, rng = Populations(bins), np.random.default_rng(seed)
+    found = Populations(bins)
+    rng = np.random.default_rng(seed)
     # In another sample, rows are in other bins.
     drawn = rng.multinomial(int(found.n_rows), found.shares, size=n_resamples)
-    of_hits = int(
-        rng.integers(2**63)
-    )  # One seed for all errors that are tried makes them comparable.
-    tail, near = (1 - confidence_level) / 2, 1e-12 + 1e-9 * found.value
+    # One seed for all errors that are tried makes them comparable.
+    seed_of_hits = int(rng.integers(2**63))
+    tail = (1 - confidence_level) / 2
+    near = 1e-12 + 1e-9 * found.value
 
     def errors(shrinkage: float) -> FloatArray:
-        hits = np.random.default_rng(of_hits).binomial(
-            drawn, found.accuracies(shrinkage)
-        )
+        of_hits = np.random.default_rng(seed_of_hits)
+        hits = of_hits.binomial(drawn, found.accuracies(shrinkage))
         return np.abs(drawn * found.stated - hits).sum(axis=1) / found.n_rows
 
-    low = _crossing(found, lambda s: (errors(s) >= found.value - near).mean() > tail)
-    high = _crossing(found, lambda s: (errors(s) <= found.value + near).mean() <= tail)
+    def are_as_large(shrinkage: float) -> bool:
+        return bool((errors(shrinkage) >= found.value - near).mean() > tail)
+
+    def are_rarely_as_small(shrinkage: float) -> bool:
+        return bool((errors(shrinkage) <= found.value + near).mean() <= tail)
+
+    low = _crossing(found, are_as_large)
+    high = _crossing(found, are_rarely_as_small)
     ends = found.errors(np.array([low, high]))
     return Interval(found.value, float(ends[0]), float(ends.max()))
 
 
 def _crossing(of: Populations, holds: Callable[[float], Any]) -> float:
     """The largest shrinkage at which the condition holds, as it does below; the least if it never holds."""
-    most, least = of.most, of.least
+    most = of.most
+    least = of.least
     if holds(most):
         return most
     for _ in range(_HALVINGS):
         middle = (most + least) / 2
-        most, least = (most, middle) if holds(middle) else (middle, least)
+        if holds(middle):
+            least = middle
+        else:
+            most = middle
     return least
 
 
@@ -491,8 +484,7 @@ def holm(p_values: ArrayLike) -> FloatArray:
     """
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
+    n_left = np.arange(len(p), 0, -1)
     corrected = np.empty_like(p)
-    corrected[order] = np.minimum(
-        1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
-    )
-    return corrected
+    corrected[order] = np.maximum.accumulate(p[order] * n_left)
+    return np.minimum(1, corrected)

@@ -19,14 +19,14 @@ from hf_calib.metrics.checks import (
 )
 from hf_calib.metrics.sums import top_label
 
-BANDWIDTHS = np.concatenate(
-    [np.logspace(-5, -1, 15), np.linspace(0.2, 1, 5)]
-)  # This is the authors' grid.
-_MARGIN = 1e-6  # The least distance to 0 and 1, where the logarithm of the kernel is infinite.
-_MOST_FOR_BANDWIDTH = (
-    1000  # The most examples, because the choice needs 20 passes over all pairs.
-)
-_BLOCK = 2**18  # The pairs whose temporaries are in memory at the same time.
+# This is the authors' grid.
+BANDWIDTHS = np.concatenate([np.logspace(-5, -1, 15), np.linspace(0.2, 1, 5)])
+# The least distance to 0 and 1, where the logarithm of the kernel is infinite.
+_MARGIN = 1e-6
+# The most examples, because the choice needs 20 passes over all pairs.
+_MOST_FOR_BANDWIDTH = 1000
+# The pairs whose temporaries are in memory at the same time.
+_BLOCK = 2**18
 
 
 def kde_calibration_error(
@@ -66,12 +66,8 @@ def kde_calibration_error(
     check_choice("kind", kind, ("top_label", "canonical"))
     check_choice("norm", norm, ("l1", "l2"))
     way_out = "the density around an example is estimated from the others"
-    check(
-        len(checked) >= 2,
-        "probs to hold at least 2 examples",
-        f"shape {checked.shape}",
-        way_out,
-    )
+    shape = f"shape {checked.shape}"
+    check(len(checked) >= 2, "probs to hold at least 2 examples", shape, way_out)
     if bandwidth is not None:
         way_out = "bandwidth=None chooses one"
         check_real("bandwidth", bandwidth, way_out)
@@ -86,35 +82,32 @@ def kde_calibration_error(
     points = predicted.clip(_MARGIN, 1 - _MARGIN)
     if kind == "top_label":
         points = np.hstack([points, 1 - points])
-    means = np.empty(
-        outcomes.shape
-    )  # The means around each point exclude its own outcome.
-    for rows, kernel, _ in _kernel_blocks(
-        points, bandwidth or _choose_bandwidth(points)
-    ):
+    if bandwidth is None:
+        bandwidth = _choose_bandwidth(points)
+    # The means around each point exclude its own outcome.
+    means = np.empty(outcomes.shape)
+    for rows, kernel, _ in _kernel_blocks(points, bandwidth):
         means[rows] = kernel @ outcomes / kernel.sum(axis=1, keepdims=True)
     gaps = np.abs(means - predicted)
-    return float(
-        gaps.sum(axis=1).mean()
-        if norm == "l1"
-        else np.sqrt((gaps**2).sum(axis=1).mean())
-    )
+    if norm == "l1":
+        return float(gaps.sum(axis=1).mean())
+    return float(np.sqrt((gaps**2).sum(axis=1).mean()))
 
 
 def _choose_bandwidth(points: FloatArray) -> float:
     """The bandwidth of the grid with the highest leave-one-out likelihood of the points (N, K)."""
-    if len(points) > _MOST_FOR_BANDWIDTH:
-        chosen = np.random.default_rng(0).choice(
-            len(points), _MOST_FOR_BANDWIDTH, replace=False
-        )
+    n_points = len(points)
+    if n_points > _MOST_FOR_BANDWIDTH:
+        rng = np.random.default_rng(0)
+        chosen = rng.choice(n_points, _MOST_FOR_BANDWIDTH, replace=False)
         # The points are sorted so that the order of the rows does not matter.
         points = points[np.lexsort(points.T)[chosen]]
     likelihoods = []
     for bandwidth in BANDWIDTHS:
-        blocks = _kernel_blocks(points, bandwidth)
-        likelihoods.append(
-            sum((np.log(kernel.sum(axis=1)) + peak).sum() for _, kernel, peak in blocks)
-        )
+        likelihood = 0.0
+        for _, kernel, peak in _kernel_blocks(points, bandwidth):
+            likelihood += (np.log(kernel.sum(axis=1)) + peak).sum()
+        likelihoods.append(likelihood)
     return float(BANDWIDTHS[np.argmax(likelihoods)])
 
 
@@ -123,9 +116,8 @@ def _kernel_blocks(
 ) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
     """Rows of the kernel matrix, 0 on the diagonal, divided by the largest of each row; and the logarithms of these."""
     parameters = points / bandwidth
-    normaliser = gammaln(parameters + 1).sum(axis=1) - gammaln(
-        (parameters + 1).sum(axis=1)
-    )
+    of_points = gammaln(parameters + 1).sum(axis=1)
+    normaliser = of_points - gammaln((parameters + 1).sum(axis=1))
     for rows in row_chunks(len(points), len(points), elements=_BLOCK):
         log_kernel = np.log(points[rows]) @ parameters.T - normaliser
         own = np.arange(rows.start, rows.stop)

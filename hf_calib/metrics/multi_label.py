@@ -41,9 +41,8 @@ def check_label_probs(probs: ArrayLike, *, argument: str = "probs") -> FloatArra
     way_out = "pass one row per example and one column per label"
     requirement = f"{argument} to have shape (N, C), N and C at least 1"
     check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", way_out)
-    inside = (rows >= -RANGE_TOLERANCE) & (
-        rows <= 1 + RANGE_TOLERANCE
-    )  # This is False for NaN.
+    # This is False for NaN.
+    inside = (rows >= -RANGE_TOLERANCE) & (rows <= 1 + RANGE_TOLERANCE)
     refuse(~inside, argument, "lie in [0, 1]", rows, "pass sigmoid(logits)")
     return np.clip(rows.astype(np.float64), 0, 1)
 
@@ -68,9 +67,8 @@ def check_decisions(
 
 def label_bins(decisions: Decisions, n_bins: int) -> BinSums:
     """The sums (C, M) of the probabilities and outcomes of each label in equal-width bins."""
-    sizes, gaps, true, _, _ = LabelMetrics(decisions, n_bins).sums(
-        np.ones(len(decisions.probs))
-    )
+    every = np.ones(len(decisions.probs))
+    sizes, gaps, true, _, _ = LabelMetrics(decisions, n_bins).sums(every)
     return BinSums(sizes, gaps + true, true)
 
 
@@ -89,20 +87,22 @@ class LabelMetrics:
     def __init__(self, decisions: Decisions, n_bins: int) -> None:
         n_labels = decisions.probs.shape[1]
         self._rows, labels = np.nonzero(decisions.known)
-        probs, true = decisions.probs[decisions.known], decisions.true[decisions.known]
-        nats = -np.log(
-            np.maximum(np.where(true, probs, 1 - probs), SMALLEST_PROBABILITY)
-        )
+        probs = decisions.probs[decisions.known]
+        true = decisions.true[decisions.known]
+        outcomes = np.where(true, probs, 1 - probs)
+        nats = -np.log(np.maximum(outcomes, SMALLEST_PROBABILITY))
+        gaps = probs - true
         slots = labels * n_bins + uniform_bins(probs, n_bins)
-        columns = 1.0, probs - true, true.astype(np.float64), (probs - true) ** 2, nats
+        columns = (1.0, gaps, true.astype(np.float64), gaps**2, nats)
         self._add = in_bins(slots, n_labels * n_bins, *columns)
-        self._shape = len(columns), n_labels, n_bins
-        members = [np.flatnonzero(labels == c) for c in range(n_labels)] + [
-            np.arange(len(labels))
-        ]
-        self._ranked = [
-            (self._rows[each], tally(probs[each], true[each])) for each in members
-        ]
+        self._shape = (len(columns), n_labels, n_bins)
+        # The decisions of each label, and at last those of all.
+        members = [np.flatnonzero(labels == c) for c in range(n_labels)]
+        members.append(np.arange(len(labels)))
+        self._ranked = []
+        for each in members:
+            ranked = (self._rows[each], tally(probs[each], true[each]))
+            self._ranked.append(ranked)
 
     def sums(self, counts: FloatArray) -> FloatArray:
         """Sums (5, C, M) in the bins of each label: decisions, gaps, true decisions, squared errors and nats."""
@@ -125,9 +125,8 @@ class LabelMetrics:
         found["mce"] = np.where(np.isnan(known), np.nan, worst)
         ranked = [tallied(counts[rows]) for rows, tallied in self._ranked]
         found["auroc"] = np.array([area_under_roc(*each) for each in ranked])
-        found["average_precision"] = np.array(
-            [average_precision(*each) for each in ranked]
-        )
+        precisions = [average_precision(*each) for each in ranked]
+        found["average_precision"] = np.array(precisions)
         return found
 
 
@@ -135,8 +134,8 @@ def macro(by_label: Mapping[str, NDArray[Any]]) -> dict[str, FloatArray]:
     """The mean (R,) of each metric (R, C + 1) over the labels for which it is defined; NaN if there is none."""
     means = {}
     for name, values in by_label.items():
-        n_defined = (~np.isnan(values[:, :-1])).sum(axis=1)
-        means[name] = np.nansum(values[:, :-1], axis=1) / np.where(
-            n_defined > 0, n_defined, np.nan
-        )
+        of_labels = values[:, :-1]
+        n_defined = (~np.isnan(of_labels)).sum(axis=1)
+        divisor = np.where(n_defined > 0, n_defined, np.nan)
+        means[name] = np.nansum(of_labels, axis=1) / divisor
     return means

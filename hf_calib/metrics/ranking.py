@@ -84,31 +84,30 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
     >>> risk_coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]).risk.round(3)
     array([0.   , 0.   , 0.333, 0.25 ])
     """
-    confidence, right = (
-        checks.as_floats("confidences", confidences),
-        checks.as_floats("correct", correct),
-    )
-    fits = (
-        confidence.ndim == 1 and confidence.shape == right.shape and len(confidence) > 0
-    )
-    got = f"shapes {confidence.shape} and {right.shape}"
+    confidence = checks.as_floats("confidences", confidences)
+    right = checks.as_floats("correct", correct)
+    are_rows = confidence.ndim == 1 and confidence.size > 0
     check(
-        fits,
+        are_rows and confidence.shape == right.shape,
         "confidences and correct to have one shape (N,), N >= 1",
-        got,
+        f"shapes {confidence.shape} and {right.shape}",
         "pass one of each per example",
     )
     _check_finite("confidences", confidence)
-    outside = ~((right >= 0) & (right <= 1))  # This is True for NaN.
+    # This is True for NaN.
+    outside = ~((right >= 0) & (right <= 1))
     way_out = "pass 1 for a correct prediction and 0 for a wrong one"
     checks.refuse(outside, "correct", "lie in [0, 1]", right, way_out)
     order = np.argsort(-confidence, kind="stable")
-    confidence, wrong = confidence[order], 1 - right[order]
-    starts = np.flatnonzero(np.diff(confidence, prepend=np.inf))
-    sizes = np.diff(starts, append=len(wrong))
-    evenly_spread = np.repeat(np.add.reduceat(wrong, starts) / sizes, sizes)
-    answered = np.arange(1, len(wrong) + 1)
-    return RiskCoverage(answered / len(wrong), np.cumsum(evenly_spread) / answered)
+    wrong = 1 - right[order]
+    n_rows = len(wrong)
+    # Rows of one confidence share their errors.
+    starts = np.flatnonzero(np.diff(confidence[order], prepend=np.inf))
+    sizes = np.diff(starts, append=n_rows)
+    rates = np.add.reduceat(wrong, starts) / sizes
+    errors = np.cumsum(np.repeat(rates, sizes))
+    answered = np.arange(1, n_rows + 1)
+    return RiskCoverage(answered / n_rows, errors / answered)
 
 
 def _check_finite(argument: str, values: FloatArray) -> None:
@@ -132,9 +131,8 @@ def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
     slots = n_slots * true + 1 + places
 
     def tallied(counts: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
-        n_false, n_true = (
-            np.bincount(slots, counts, 2 * n_slots).reshape(2, n_slots).cumsum(axis=1)
-        )
+        by_score = np.bincount(slots, counts, 2 * n_slots).reshape(2, n_slots)
+        n_false, n_true = by_score.cumsum(axis=1)
         return n_false, n_true
 
     return tallied
@@ -143,27 +141,27 @@ def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
 def area_under_roc(false: FloatArray, true: FloatArray) -> float:
     """The probability that a true row is before a false one, where a tie counts half; NaN if either is missing."""
     n_pairs = false[-1] * true[-1]
-    return (
-        float(np.diff(false) @ (true[1:] + true[:-1]) / 2 / n_pairs)
-        if n_pairs
-        else np.nan
-    )
+    if n_pairs == 0:
+        return np.nan
+    n_before = (true[1:] + true[:-1]) / 2
+    return float(np.diff(false) @ n_before / n_pairs)
 
 
 def average_precision(false: FloatArray, true: FloatArray) -> float:
     """The mean precision at the true rows; NaN if there is none."""
-    precision = true[1:] / np.maximum((true + false)[1:], 1)
-    return float(np.diff(true) @ precision / true[-1]) if true[-1] else np.nan
+    n_true = true[-1]
+    if n_true == 0:
+        return np.nan
+    n_flagged = (true + false)[1:]
+    precision = true[1:] / np.maximum(n_flagged, 1)
+    return float(np.diff(true) @ precision / n_true)
 
 
 class OodDetection(NamedTuple):
-    """The AUROC, the fraction of OOD inputs accepted if 95% of in-distribution inputs are, and the ROC curve."""
+    """The AUROC, and the fraction of OOD inputs that is accepted if 95% of in-distribution inputs are."""
 
     auroc: Interval
     fpr95: Interval
-    curve: tuple[
-        FloatArray, FloatArray
-    ]  # The fractions of both that are flagged as the threshold falls.
 
 
 def ood_auroc(
@@ -216,47 +214,50 @@ def ood_detection(
     0.75
     """
     rng = checks.check_draws(n_resamples, seed, confidence_level)
-    names = isinstance(scores, Sequence) and not isinstance(scores, str)
+    _check_scores(scores)
+    inside = _check_logits("logits_in", logits_in)
+    outside = _check_logits("logits_out", logits_out)
+    sizes = [len(inside), len(outside)]
+    uncertainties = [_OF_LOGITS[score] for score in scores]
+    tallies = _tallies("logits", inside, outside, uncertainties)
+    draws = np.empty((n_resamples, len(scores), 2))
+    for drawn in draws:
+        parts = [
+            np.bincount(rng.integers(0, size, size), minlength=size) for size in sizes
+        ]
+        counts = np.concatenate(parts)
+        drawn[:] = [_rates(*tallied(counts)) for tallied in tallies]
+    every = np.ones(sum(sizes))
+    found = {}
+    for i, (score, tallied) in enumerate(zip(scores, tallies, strict=True)):
+        auroc, fpr95 = _rates(*tallied(every))
+        found[score] = OodDetection(
+            interval_of(auroc, draws[:, i, 0], confidence_level),
+            interval_of(fpr95, draws[:, i, 1], confidence_level),
+        )
+    return found
+
+
+def _check_scores(scores: Sequence[str]) -> None:
+    """Raise unless there are scores, all of which are known."""
+    are_names = isinstance(scores, Sequence) and not isinstance(scores, str)
     way_out = f"pass for example {list(OOD_SCORES)}"
-    checks.check_type(names, "scores to be a list of names", repr(scores), way_out)
+    checks.check_type(are_names, "scores to be a list of names", repr(scores), way_out)
     check(len(scores) > 0, "scores to hold a name", "none", way_out)
     for score in scores:
         checks.check_choice("scores", score, tuple(OOD_SCORES))
-    inside, outside = (
-        checks.as_floats("logits_in", logits_in),
-        checks.as_floats("logits_out", logits_out),
+
+
+def _check_logits(argument: str, logits: ArrayLike) -> FloatArray:
+    rows = checks.as_floats(argument, logits)
+    check(
+        rows.ndim == 2 and rows.shape[1] >= 2 and len(rows) > 0,
+        f"{argument} to have shape (N, C), N >= 1",
+        f"shape {rows.shape}",
+        "pass one row of at least two classes for each example",
     )
-    for argument, logits in (("logits_in", inside), ("logits_out", outside)):
-        fits = logits.ndim == 2 and logits.shape[1] >= 2 and len(logits) > 0
-        way_out = "pass one row of at least two classes for each example"
-        check(
-            fits,
-            f"{argument} to have shape (N, C), N >= 1",
-            f"shape {logits.shape}",
-            way_out,
-        )
-        _check_finite(argument, logits)
-    sizes = len(inside), len(outside)
-    tallies = _tallies(
-        "logits", inside, outside, [_OF_LOGITS[score] for score in scores]
-    )
-    draws = []
-    for _ in range(n_resamples):
-        counts = np.concatenate(
-            [np.bincount(rng.integers(0, size, size), minlength=size) for size in sizes]
-        )
-        draws.append([_rates(*tallied(counts)) for tallied in tallies])
-    found = {}
-    for score, tallied, drawn in zip(
-        scores, tallies, np.transpose(draws, (1, 2, 0)), strict=True
-    ):
-        false, true = tallied(np.ones(sum(sizes)))
-        rates = zip(_rates(false, true), drawn, strict=True)
-        auroc, fpr95 = (
-            interval_of(value, column, confidence_level) for value, column in rates
-        )
-        found[score] = OodDetection(auroc, fpr95, (false / false[-1], true / true[-1]))
-    return found
+    _check_finite(argument, rows)
+    return rows
 
 
 def _tallies(
@@ -266,19 +267,18 @@ def _tallies(
     scores: list[Callable[[FloatArray], FloatArray]],
 ) -> list[Tally]:
     """The tallies for each uncertainty of rows (N, C) and (N', C), where OOD rows are the true ones."""
-    requirement = f"{kind}_out to have {inside.shape[1]} columns"
-    got, way_out = (
+    check(
+        outside.shape[1] == inside.shape[1],
+        f"{kind}_out to have {inside.shape[1]} columns",
         f"{outside.shape[1]} columns",
         f"pass the {kind} of one model on both sets",
     )
-    check(outside.shape[1] == inside.shape[1], requirement, got, way_out)
-    parts = (
-        rows[part]
-        for rows in (inside, outside)
-        for part in checks.row_chunks(*rows.shape)
-    )
-    ordered = (np.sort(part.astype(np.float64), axis=1) for part in parts)
-    columns = zip(*([score(rows) for score in scores] for rows in ordered), strict=True)
+    columns: list[list[FloatArray]] = [[] for _ in scores]
+    for rows in (inside, outside):
+        for part in checks.row_chunks(*rows.shape):
+            ordered = np.sort(rows[part].astype(np.float64), axis=1)
+            for column, score in zip(columns, scores, strict=True):
+                column.append(score(ordered))
     true = np.repeat([False, True], [len(inside), len(outside)])
     return [tally(np.concatenate(column), true) for column in columns]
 

@@ -70,14 +70,12 @@ def expected_calibration_error(
         debias,
         way_out,
     )
-    requirement = "sample_weight to be used with binning='uniform' and debias=False"
-    got = f"binning={binning!r}, debias={debias}"
-    way_out = "leave the weights out; CalibrationState has equal-mass bins of weights"
+    has_weighted_form = binning == "uniform" and not debias
     check(
-        weights is None or (binning == "uniform" and not debias),
-        requirement,
-        got,
-        way_out,
+        weights is None or has_weighted_form,
+        "sample_weight to be used with binning='uniform' and debias=False",
+        f"binning={binning!r}, debias={debias}",
+        "leave the weights out; CalibrationState has equal-mass bins of weights",
     )
     return metric(*sums.top_label(rows, targets), weights)
 
@@ -260,9 +258,14 @@ def shares_right(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
 
 def negative_logs(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
     """The negative log-likelihood (N,) of each row."""
-    seen = probs if labels.ndim == 2 else probs[np.arange(len(probs)), labels]
-    logs = np.log(np.maximum(seen.astype(np.float64), SMALLEST_PROBABILITY))
-    return -(np.einsum("nc,nc->n", labels, logs) if labels.ndim == 2 else logs)
+    if labels.ndim == 2:
+        return -np.einsum("nc,nc->n", labels, _safe_log(probs))
+    return -_safe_log(probs[np.arange(len(probs)), labels])
+
+
+def _safe_log(probs: NDArray[Any]) -> FloatArray:
+    wide = probs.astype(np.float64)
+    return np.log(np.maximum(wide, SMALLEST_PROBABILITY))
 
 
 def distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
@@ -278,27 +281,29 @@ def squared_distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
 
 def _ordered_gaps(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
     """Sums (M, 2 + C) in bins of confidence: rows, squares and gaps, of classes from most to least probable."""
-    order = (
-        np.argsort(-probs, axis=1, kind="stable")
-        + np.arange(0, probs.size, probs.shape[1])[:, None]
-    )
-    gaps = sums.residuals(probs, labels).reshape(-1)[order]
-    columns = np.column_stack(
-        [np.ones(len(gaps)), np.einsum("nc,nc->n", gaps, gaps), gaps]
-    )
-    members = (
-        sums.uniform_bins(probs.reshape(-1)[order[:, 0]], n_bins)
-        == np.arange(n_bins)[:, None]
-    )
-    return lambda weights: np.asarray(
-        (members * (1.0 if weights is None else weights)) @ columns
-    )
+    n_rows = len(probs)
+    order = np.argsort(-probs, axis=1, kind="stable")
+    gaps = np.take_along_axis(sums.residuals(probs, labels), order, axis=1)
+    squares = np.einsum("nc,nc->n", gaps, gaps)
+    columns = np.column_stack([np.ones(n_rows), squares, gaps])
+    confidences = np.take_along_axis(probs, order[:, :1], axis=1)[:, 0]
+    bins = sums.uniform_bins(confidences, n_bins)
+    members = (bins == np.arange(n_bins)[:, None]).astype(np.float64)
+
+    def add(weights: FloatArray | None) -> FloatArray:
+        if weights is None:
+            return members @ columns
+        return (members * weights) @ columns
+
+    return add
 
 
 def _brier_parts(added: FloatArray, n: Any) -> tuple[float, float]:
-    counts, squares, gaps = added[:, 0], added[:, 1], added[:, 2:]
-    calibration = (
-        np.einsum("mc,mc->m", gaps, gaps) / np.where(counts > 0, counts, 1)
-    ).sum() / n
+    counts = added[:, 0]
+    gaps = added[:, 2:]
+    squared_gaps = np.einsum("mc,mc->m", gaps, gaps)
+    of_bins = squared_gaps / np.where(counts > 0, counts, 1)
+    calibration = of_bins.sum() / n
+    brier = added[:, 1].sum() / n
     # The refinement is a variance, which only rounding can make negative.
-    return float(calibration), float(max(squares.sum() / n - calibration, 0.0))
+    return float(calibration), float(max(brier - calibration, 0.0))

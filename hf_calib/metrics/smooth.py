@@ -22,17 +22,20 @@ from hf_calib.metrics.checks import (
 from hf_calib.metrics.sums import TopLabel, top_label
 
 # The first four constants are relplot's and determine the value to the last digit.
-_BANDWIDTH_STEPS = 1024  # Bandwidths are multiples of 1/1024.
-_CELLS = 2000  # The least number of cells in twice the unit interval.
-_POINTS = 200  # The least number of points at which the error is summed.
-_EMPTY = 1e-4  # Examples that are added everywhere, so that an empty range is not 0/0.
-_SMALLEST_BANDWIDTH = (
-    1e-4  # A grid has ten cells per bandwidth; below this it is larger than the data.
-)
-_NEGLIGIBLE = 1e-10  # A smaller fraction of the largest density is rounding of the FFT.
-_CHUNK = (
-    2**15
-)  # Temporaries of this many examples stay in cache, which is 3 times as fast.
+# Bandwidths are multiples of 1/1024.
+_BANDWIDTH_STEPS = 1024
+# The least number of cells in twice the unit interval.
+_CELLS = 2000
+# The least number of points at which the error is summed.
+_POINTS = 200
+# Examples that are added everywhere, so that an empty range is not 0/0.
+_EMPTY = 1e-4
+# A grid has ten cells per bandwidth; below this it is larger than the data.
+_SMALLEST_BANDWIDTH = 1e-4
+# A smaller fraction of the largest density is rounding of the FFT.
+_NEGLIGIBLE = 1e-10
+# Temporaries of this many examples stay in cache, which is 3 times as fast.
+_CHUNK = 2**15
 
 Spread = Callable[[int], FloatArray]
 
@@ -72,21 +75,21 @@ def smooth_calibration_error(
     >>> round(smooth_calibration_error(probs, [0, 1, 1]), 4)
     0.142
     """
-    return smooth_error(
-        top_label(*check_probs_and_any_labels(probs, labels)), bandwidth=bandwidth
-    )
+    top = top_label(*check_probs_and_any_labels(probs, labels))
+    return smooth_error(top, bandwidth=bandwidth)
 
 
 def smooth_error(top: TopLabel, *, bandwidth: float | None = None) -> float:
     """The smECE of rows with a known top label."""
-    if bandwidth is not None:
-        way_out = "bandwidth=None chooses one"
-        check_real("bandwidth", bandwidth, way_out)
-        requirement = f"bandwidth to lie in [{_SMALLEST_BANDWIDTH}, 1]"
-        fits = _SMALLEST_BANDWIDTH <= bandwidth <= 1
-        check(fits, requirement, bandwidth, way_out)
     spread = _spread(top.confidence, top.confidence - top.correct)
-    return _error(spread, _fixed_point(spread) if bandwidth is None else bandwidth)
+    if bandwidth is None:
+        return _error(spread, _fixed_point(spread))
+    way_out = "bandwidth=None chooses one"
+    check_real("bandwidth", bandwidth, way_out)
+    requirement = f"bandwidth to lie in [{_SMALLEST_BANDWIDTH}, 1]"
+    fits = _SMALLEST_BANDWIDTH <= bandwidth <= 1
+    check(fits, requirement, bandwidth, way_out)
+    return _error(spread, bandwidth)
 
 
 def smooth_reliability(
@@ -99,18 +102,20 @@ def smooth_reliability(
     """The kernel regression of correctness on confidence, by default at the bandwidth of the error."""
     if bandwidth is None:
         bandwidth = _fixed_point(_spread(confidences, confidences - correct))
-    rows = _spread(confidences, correct)(
-        _grid_size(bandwidth) | 1
-    )  # An odd size has a centre.
-    rows[:, [0, -1]] *= 2  # An end point is its own mirror image, so it counts twice.
+    size = _grid_size(bandwidth)
+    if size % 2 == 0:
+        # An odd size has a centre.
+        size += 1
+    rows = _spread(confidences, correct)(size)
+    # An end point is its own mirror image, so it counts twice.
+    rows[:, [0, -1]] *= 2
     mass, hits = _smooth(rows, bandwidth).clip(0)
     near = mass > _NEGLIGIBLE * mass.max()
     accuracy = np.where(near, hits, np.nan) / np.where(near, mass, 1)
     density = mass / ((mass[1:] + mass[:-1]) / 2).mean()
     grid = np.linspace(0, 1, grid_size)
-    return SmoothReliability(
-        grid, _at(grid, accuracy.clip(0, 1)), _at(grid, density), float(bandwidth)
-    )
+    accuracy_there = _at(grid, accuracy.clip(0, 1))
+    return SmoothReliability(grid, accuracy_there, _at(grid, density), float(bandwidth))
 
 
 def _spread(confidences: FloatArray, values: FloatArray) -> Spread:
@@ -118,20 +123,21 @@ def _spread(confidences: FloatArray, values: FloatArray) -> Spread:
 
     @cache
     def rows(size: int) -> FloatArray:
-        found = np.zeros((2, size))
+        counts = np.zeros(size)
+        sums = np.zeros(size)
+        n_cells = size - 1
         for part in row_chunks(len(confidences), elements=_CHUNK):
-            share = confidences[part] * (size - 1)
-            cell = np.minimum(share.astype(np.intp), size - 2)
-            share -= cell
-            for row, weights in zip(found, (None, values[part]), strict=True):
-                above = np.bincount(
-                    cell,
-                    share if weights is None else share * weights,
-                    minlength=size - 1,
-                )
-                row[:-1] += np.bincount(cell, weights, minlength=size - 1) - above
-                row[1:] += above
-        return found
+            place = confidences[part] * n_cells
+            cell = np.minimum(place.astype(np.intp), n_cells - 1)
+            share = place - cell
+            own = values[part]
+            above = np.bincount(cell, share, minlength=n_cells)
+            counts[:-1] += np.bincount(cell, minlength=n_cells) - above
+            counts[1:] += above
+            above = np.bincount(cell, share * own, minlength=n_cells)
+            sums[:-1] += np.bincount(cell, own, minlength=n_cells) - above
+            sums[1:] += above
+        return np.stack([counts, sums])
 
     return rows
 
@@ -139,21 +145,19 @@ def _spread(confidences: FloatArray, values: FloatArray) -> Spread:
 def _error(spread: Spread, bandwidth: float) -> float:
     """The smECE at one bandwidth."""
     points = np.linspace(0, 1, max(round(10 / bandwidth), _POINTS))
-    mass, residual = (
-        _at(points, row) for row in _smooth(spread(_grid_size(bandwidth)), bandwidth)
-    )
-    return float(np.abs(residual).sum() / (mass + _EMPTY).sum())
+    mass, residual = _smooth(spread(_grid_size(bandwidth)), bandwidth)
+    total = (_at(points, mass) + _EMPTY).sum()
+    return float(np.abs(_at(points, residual)).sum() / total)
 
 
 def _fixed_point(spread: Spread) -> float:
     """The smallest multiple of 1/1024 that, as a bandwidth, is not below its error."""
-    widths = np.arange(_BANDWIDTH_STEPS) / _BANDWIDTH_STEPS
-    step = bisect_left(
-        widths,
-        True,
-        key=lambda width: width > widths[1] and width >= _error(spread, width),
-    )
-    return step / _BANDWIDTH_STEPS
+
+    def is_enough(step: int) -> bool:
+        width = step / _BANDWIDTH_STEPS
+        return step > 1 and width >= _error(spread, width)
+
+    return bisect_left(range(_BANDWIDTH_STEPS), True, key=is_enough) / _BANDWIDTH_STEPS
 
 
 def _grid_size(bandwidth: float) -> int:
@@ -167,9 +171,8 @@ def _smooth(rows: FloatArray, bandwidth: float) -> FloatArray:
     # of the kernel is between two points, as in the authors' code.
     size = rows.shape[-1]
     offsets = np.linspace(-0.5, 0.5, size)
-    kernel = np.exp(-0.5 * (offsets / bandwidth) ** 2) / (
-        np.sqrt(2 * np.pi) * bandwidth
-    )
+    height = np.sqrt(2 * np.pi) * bandwidth
+    kernel = np.exp(-0.5 * (offsets / bandwidth) ** 2) / height
     period = 2 * (size - 1)
     centred = np.roll(np.pad(kernel, (0, period - size)), -(size // 2))
     mirrored = np.concatenate([rows, rows[..., -2:0:-1]], axis=-1)
@@ -215,9 +218,12 @@ def smooth_error_dual(top: TopLabel) -> float:
     order = np.argsort(top.confidence)
     distances = np.diff(top.confidence[order])
     running = np.cumsum((top.correct - top.confidence)[order]) / len(order)
-    surplus = abs(running[-1])
-    sums = running[:-1][distances > 0] * (1 if running[-1] >= 0 else -1)
-    distances = distances[distances > 0]
+    if running[-1] < 0:
+        running = -running
+    surplus = running[-1]
+    differ = distances > 0
+    sums = running[:-1][differ]
+    distances = distances[differ]
     fitted = _monotone_fit(sums, distances).clip(0, surplus)
     return float(surplus + distances @ np.abs(sums - fitted))
 
@@ -229,14 +235,15 @@ def _monotone_fit(values: FloatArray, weights: FloatArray) -> FloatArray:
     # slopes, -weight and +weight, and the rising part is cut off.
     heap: list[tuple[float, float]] = []
     best_last = np.empty_like(values)
-    for i, (value, weight) in enumerate(
-        zip(values.tolist(), weights.tolist(), strict=True)
-    ):
+    pairs = zip(values.tolist(), weights.tolist(), strict=True)
+    for i, (value, weight) in enumerate(pairs):
         heappush(heap, (-value, 2 * weight))
         excess = weight
         while heap[0][1] <= excess:
-            excess -= heappop(heap)[1]
-        heapreplace(heap, (heap[0][0], heap[0][1] - excess))
-        best_last[i] = -heap[0][0]
+            _, change = heappop(heap)
+            excess -= change
+        place, change = heap[0]
+        heapreplace(heap, (place, change - excess))
+        best_last[i] = -place
     # Backwards from the last value, each is the best that does not exceed the next.
     return np.minimum.accumulate(best_last[::-1])[::-1]

@@ -6,7 +6,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,14 +18,22 @@ from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import (
     BinSums,
+    TopLabel,
     above_first_edge,
     add_to,
     binned_error,
     class_gaps,
+    terms_of,
+    top_label_error,
     uniform_bins,
     uniform_edges,
     winners,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hf_calib.metrics.on_device import LogitSums
 
 _FORMAT = "hf_calib CalibrationState 3"  # The last word is the version.
 
@@ -43,6 +51,8 @@ _CELL_BITS, _OCTAVES = 12, 24
 _DEEP_BITS, _DEEP_OCTAVES = 8, 29
 _N_FINE = _OCTAVES << _CELL_BITS
 N_CELLS = _N_FINE + (_DEEP_OCTAVES << _DEEP_BITS)
+
+_NO_ROWS = TopLabel(np.empty(0), np.empty(0))
 
 # The metrics that an evaluation logs, by key, such as eval_ece, and eval_ece_calibrated with the calibrator.
 LOGGED_METRICS = {
@@ -82,15 +92,6 @@ class RowScores(NamedTuple):
     confidence: FloatArray
     in_bin: list[FloatArray]
     scores: list[FloatArray]
-
-
-def terms_of(
-    ones: Any, confidence: Any, correct: Any, nll: Any, brier: Any
-) -> tuple[list[Any], list[Any]]:
-    """The terms that each row (n,) adds to its bin and to the scores of its group, for numpy and torch."""
-    gap = confidence - correct
-    in_bin = [ones, confidence, confidence * confidence, correct]
-    return in_bin, [ones, nll, nll * nll, brier, brier * brier, gap, gap * gap]
 
 
 def score_chunks(
@@ -257,7 +258,7 @@ class CalibrationState:
 
     Use it if the rows do not fit in memory. It needs only numpy, so any engine can run it: make a state for each part,
     `merge` them, and `compute` the metrics, which equal those of the functions of `hf_calib.metrics` for all rows, up
-    to rounding. For logits on a GPU use `hf_calib.metrics.streaming`, which returns such a state.
+    to rounding. `update_logits` adds tensors on any device; the sums stay there until they are read.
 
     Args:
         n_classes: number of classes C.
@@ -266,7 +267,8 @@ class CalibrationState:
     Notes:
         A state has O(C M) sums, and counts of rows in 105,728 cells of the confidence p, within which $1 - p$ varies by
         a factor of at most $1 + 2^{-12}$, or $1 + 2^{-8}$ if it is below $2^{-24}$. Equal-mass bins, quantiles and the
-        area under the risk-coverage curve are computed from these cells, and are close to those of the rows.
+        area under the risk-coverage curve are computed from these cells, and are close to those of the rows. The rows
+        of `update_logits` have two numbers each until they are merged or sent, so their adaptive ECE is exact.
 
     >>> state = CalibrationState(n_classes=2)
     >>> state.update(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0]))
@@ -284,8 +286,49 @@ class CalibrationState:
         self.n_classes = int(n_classes)
         self.n_bins = int(n_bins)
         self.by_class = bool(by_class)
-        self.sums = empty_sums(self.n_classes, self.n_bins, by_class=self.by_class)
-        self.sums["cells"] = np.zeros((3, N_CELLS))
+        self._sums = self._empty_sums()
+        self._sums["cells"] = np.zeros((3, N_CELLS))
+        # The numbers of rows of logits, of those that are not finite, of invalid indices and of invalid 0/1 labels.
+        self._counts = np.zeros(4)
+        self._on_device: LogitSums | None = None
+        # The rows of logits that have been read, which are in the sums but not yet in their cells.
+        self._rows = _NO_ROWS
+
+    def _empty_sums(self) -> dict[str, FloatArray]:
+        return empty_sums(self.n_classes, self.n_bins, by_class=self.by_class)
+
+    @property
+    def sums(self) -> dict[str, FloatArray]:
+        """The sums by name, except that rows of logits are missing in the cells; waits for their device."""
+        self._read_device()
+        return self._sums
+
+    def _read_device(self) -> None:
+        """Add the sums of logits, if there are any, to those of numpy."""
+        if self._on_device is None:
+            return
+        added, counts, top = self._on_device.fetch()
+        self._on_device = None
+        for name, sums in added.items():
+            self._sums[name] += sums
+        self._counts += counts
+        self._rows = TopLabel(*np.hstack([self._rows, top]))
+
+    @property
+    def top_label_rows(self) -> TopLabel:
+        """The confidences (N,) of the predictions of `update_logits`, and their correctness (N,), 1.0 or 0.0."""
+        self._read_device()
+        return self._rows
+
+    @property
+    def cells(self) -> FloatArray:
+        """The sums (3, cells) of rows, of confidences and of correct rows, in cells of the confidence."""
+        cells = self.sums["cells"]
+        top = self.top_label_rows
+        if len(top.confidence) > 0:
+            cells = cells.copy()
+            add_to(cells, cells_of(top.confidence), [1.0, *top])
+        return cells
 
     def update(
         self, probs: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None
@@ -299,6 +342,53 @@ class CalibrationState:
         checks.check_rows(rows, targets, own, self.n_classes)
         for _, scores in score_chunks(rows, targets, own):
             self.add_scores(scores)
+
+    def update_logits(
+        self, logits: Tensor, labels: Tensor, *, multi_label: bool = False
+    ) -> None:
+        """Add a batch of tensors; the NLL is exact even if a probability underflows.
+
+        Values are checked when the metrics are read, because a check here would wait for the device.
+
+        Args:
+            logits: (..., C), any float dtype.
+            labels: (...) int in [0, C), or with multi_label (..., C) of 0 and 1; -100 is ignored.
+            multi_label: if False, logits are one softmax per row. If True, each logit is a sigmoid with a label of 0 or
+                1 and counts as one binary prediction, with confidence max(p, 1 - p) and Brier score (p - y)^2.
+
+        >>> import torch
+        >>> state = CalibrationState(n_classes=2)
+        >>> state.update_logits(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+        >>> [round(state.compute()[name], 3) for name in ("accuracy", "nll", "brier", "ece")]
+        [0.5, 0.72, 0.549, 0.425]
+        """
+        from hf_calib.metrics.on_device import LogitSums, check_batch
+
+        checks.check_flag("multi_label", multi_label)
+        check_batch(logits, labels, n_classes=self.n_classes, multi_label=multi_label)
+        if self._on_device is None:
+            self._on_device = LogitSums(self._empty_sums(), self.n_bins, logits.device)
+        self._on_device.add(logits, labels, multi_label=multi_label)
+
+    def all_reduce(self) -> None:
+        """Share the rows of all processes of torch.distributed; each calls it once, after its last batch."""
+        from hf_calib.metrics import on_device
+
+        if on_device.n_processes() == 1:
+            return
+        own = np.array([[self.n_classes], [self.n_bins], [self.by_class]], dtype=int)
+        sizes = [tuple(each[:, 0].tolist()) for each in on_device.gathered(own)]
+        for theirs in sizes:
+            check(
+                theirs == max(sizes),
+                f"every process to have the n_classes, n_bins and by_class {max(sizes)}",
+                theirs,
+                "evaluate the same model on all",
+            )
+        for sums in (*self.sums.values(), self._counts):
+            sums[...] = on_device.summed(sums)
+        parts = on_device.gathered(np.stack(self.top_label_rows))
+        self._rows = TopLabel(*np.concatenate(parts, axis=1))
 
     def add_scores(self, rows: RowScores) -> None:
         """Add a chunk of checked and scored rows."""
@@ -346,7 +436,7 @@ class CalibrationState:
         """Add the rows of another state to this one, and return this one, for use with `functools.reduce`."""
         is_state = isinstance(other, CalibrationState)
         requirement = "other to be a CalibrationState"
-        way_out = "pass a state, such as that of StreamingCalibration.state()"
+        way_out = "pass what was made by CalibrationState(n_classes=...)"
         checks.check_type(is_state, requirement, type(other).__name__, way_out)
         for name in ("n_classes", "n_bins", "by_class"):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -357,26 +447,35 @@ class CalibrationState:
                 theirs,
                 way_out,
             )
-        for name, sums in other.sums.items():
+        for state in (self, other):
+            state._check_logits()
+        self.sums["cells"] = self.cells
+        self._rows = _NO_ROWS
+        for name, sums in other._all_sums().items():
             self.sums[name] += sums
+        self._counts += other._counts
         return self
+
+    def _all_sums(self) -> dict[str, FloatArray]:
+        """The sums, with all rows in the cells."""
+        return {**self.sums, "cells": self.cells}
 
     def compute(self) -> dict[str, float]:
         """Return all metrics in the order of `LOGGED_METRICS`: nll in nats, brier in [0, 2], the others fractions."""
-        ranked = self.equal_mass_bins()
-        return self.compute_with(binned_error(ranked, ranked.counts.sum()))
-
-    def compute_with(self, adaptive_ece: Any) -> dict[str, float]:
-        """The metrics of `compute` with a given adaptive ECE."""
-        top, bins = self.top_label, self.bins
+        top = self.top_label
+        bins = self.bins
+        n = bins.counts.sum()
         found = {name: top.mean(name)[0][0] for name in ("accuracy", "nll", "brier")}
-        found["ece"], found["adaptive_ece"] = (
-            binned_error(bins, bins.counts.sum()),
-            adaptive_ece,
-        )
+        found["ece"] = binned_error(bins, n)
+        if len(self.top_label_rows.confidence) == self.n_rows:
+            options = {"n_bins": self.n_bins, "binning": "quantile"}
+            found["adaptive_ece"] = top_label_error(self.top_label_rows, **options)
+        else:
+            ranked = self.equal_mass_bins()
+            found["adaptive_ece"] = binned_error(ranked, ranked.counts.sum())
         if self.by_class:
             found["classwise_ece"] = np.nanmean(class_gaps(self.class_bins()))
-        found["mce"] = binned_error(bins, bins.counts.sum(), "max")
+        found["mce"] = binned_error(bins, n, "max")
         return {name: float(value) for name, value in found.items()}
 
     @property
@@ -387,11 +486,31 @@ class CalibrationState:
         return GroupSums(bins, self.sums["scores"])
 
     def _check_has_rows(self) -> None:
-        """Raise unless there are rows of a weight above 0."""
+        """Raise unless there are rows of a weight above 0, all of which are valid."""
+        self._check_logits()
         got = "only rows of weight 0" if self.n_rows else "none"
-        way_out = "update it with predictions first"
+        way_out = "update it with predictions first; labels of -100 do not count"
         has_rows = bool(self.sums["bins"][1].any())
         check(has_rows, "the state to have rows", got, way_out)
+
+    def _check_logits(self) -> None:
+        """Raise if logits or labels that were added as tensors are invalid."""
+        self._read_device()
+        n_rows, not_finite, *invalid = self._counts.astype(int)
+        allowed = (f"lie in 0..{self.n_classes - 1} or be -100", "be 0, 1 or -100")
+        for n, requirement in zip(invalid, allowed, strict=True):
+            check(
+                n == 0,
+                f"labels to {requirement}",
+                f"{n} that do not",
+                "check that the labels and the model's head mean the same classes",
+            )
+        check(
+            not_finite == 0,
+            "probabilities to be finite",
+            f"NaN in {not_finite} of {n_rows} rows",
+            "look for overflow in the model's logits",
+        )
 
     @property
     def n_rows(self) -> int:
@@ -412,7 +531,7 @@ class CalibrationState:
     def equal_mass_bins(self) -> BinSums:
         """Return the sums (M,) of bins with equal shares of the rows; edges are between cells."""
         self._check_has_rows()
-        below = np.pad(np.cumsum(self.sums["cells"], axis=1), [(0, 0), (1, 0)])
+        below = np.pad(np.cumsum(self.cells, axis=1), [(0, 0), (1, 0)])
         n = below[0, -1]
         ranks = np.arange(1, self.n_bins) * n / self.n_bins
         if not self.weighted:
@@ -445,7 +564,7 @@ class CalibrationState:
     def _from_the_top(self) -> FloatArray:
         """The numbers of rows and of errors (2, cells) of the cells with rows, the most confident first."""
         self._check_has_rows()
-        counts, _, right = self.sums["cells"][:, ::-1]
+        counts, _, right = self.cells[:, ::-1]
         return np.stack([counts, counts - right])[:, counts > 0]
 
     def class_bins(self) -> BinSums:
@@ -474,7 +593,8 @@ class CalibrationState:
         """Return the state as bytes to send or store: a line of JSON and numbers; reading them executes no code."""
         _check_size(self.n_classes, self.n_bins, self.by_class, _MOST_SENT)
         header = json.dumps([_FORMAT, self.n_classes, self.n_bins, self.by_class])
-        numbers = np.concatenate([sums.ravel() for sums in self.sums.values()])
+        self._check_logits()
+        numbers = np.concatenate([sums.ravel() for sums in self._all_sums().values()])
         return (
             header.encode() + b"\n" + zlib.compress(numbers.astype("<f8").tobytes(), 1)
         )

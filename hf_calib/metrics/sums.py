@@ -11,14 +11,12 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import erf
 
 from hf_calib.metrics.checks import (
     FloatArray,
     IntArray,
-    check_choice,
-    check_probs_and_any_labels,
     row_chunks,
 )
 
@@ -27,27 +25,28 @@ Norm = Literal["l1", "l2", "max"]
 BINNINGS: tuple[Binning, ...] = get_args(Binning)
 NORMS: tuple[Norm, ...] = get_args(Norm)
 
-Adder = Callable[
-    [Any], FloatArray
-]  # It maps weights (N,), or None for equal weights, to sums.
+# It maps weights (N,), or None for equal weights, to sums.
+Adder = Callable[[Any], FloatArray]
 
-_NEAR_AN_EDGE = 4e-7  # Rounding of float32 does not matter at this relative distance.
-_BLOCK_ELEMENTS = 2**20  # A block of resamples of this size stays in or near the cache.
-SAME = 1e-12  # A difference this small is due to rounding.
-_FEW_CLASSES = (
-    32  # For so few classes, comparing them one by one is 3 times as fast as argmax.
-)
+# Rounding of float32 does not matter at this relative distance.
+_NEAR_AN_EDGE = 4e-7
+# A block of resamples of this size stays in or near the cache.
+_BLOCK_ELEMENTS = 2**20
+# A difference this small is due to rounding.
+SAME = 1e-12
+# For so few classes, comparing them one by one is 3 times as fast as argmax.
+_FEW_CLASSES = 32
 
 
 class SumMetric(NamedTuple):
     """A metric of sums over rows: the terms of each row, and the value of the sums of n rows."""
 
-    rows: Callable[
-        ..., Adder
-    ]  # It reads probs and labels, or the columns of a `TopLabel`.
+    # It reads probs and labels, or the columns of a `TopLabel`.
+    rows: Callable[..., Adder]
     value: Callable[[FloatArray, Any], Any]
     of_top: bool = False
-    chunked: bool = True  # False if the bins depend on all rows, so that sums of chunks do not add up.
+    # False if the bins depend on all rows, so that sums of chunks do not add up.
+    chunked: bool = True
 
     def __call__(
         self,
@@ -62,10 +61,12 @@ class SumMetric(NamedTuple):
         self, first: NDArray[Any], second: NDArray[Any], weights: Any = None
     ) -> FloatArray:
         """The sums, computed in chunks, so that temporaries stay small and long sums accurate."""
+        if not self.chunked:
+            return self.rows(first, second)(weights)
         total: Any = 0.0
-        for part in row_chunks(*first.shape) if self.chunked else [slice(None)]:
-            own = None if weights is None else weights[part]
-            total = total + self.rows(first[part], second[part])(own)
+        for part in row_chunks(*first.shape):
+            add = self.rows(first[part], second[part])
+            total = total + add(None if weights is None else weights[part])
         return np.asarray(total)
 
 
@@ -75,16 +76,19 @@ def mean_of(
     """A metric that is the mean of a value (N,) per row, or the square root of the mean."""
 
     def rows(probs: NDArray[Any], labels: NDArray[Any]) -> Adder:
-        values = np.concatenate(
-            [row(probs[part], labels[part]) for part in row_chunks(*probs.shape)]
-        )
-        return lambda weights: np.asarray(
-            values.sum() if weights is None else weights @ values
-        )
+        parts = row_chunks(*probs.shape)
+        values = np.concatenate([row(probs[part], labels[part]) for part in parts])
 
-    return SumMetric(
-        rows, lambda total, n: np.sqrt(total / n) if root else total / n, chunked=False
-    )
+        def add(weights: FloatArray | None) -> FloatArray:
+            return np.asarray(values.sum() if weights is None else weights @ values)
+
+        return add
+
+    def value(total: FloatArray, n: Any) -> FloatArray:
+        mean = total / n
+        return np.sqrt(mean) if root else mean
+
+    return SumMetric(rows, value, chunked=False)
 
 
 # Resamples
@@ -102,9 +106,8 @@ def interval_of(value: float, draws: FloatArray, confidence_level: float) -> Int
     """The percentile interval of resampled values (B,), and the value if all resamples are equal to it."""
     if np.abs(draws - value).max() <= SAME:
         return Interval(value, value, value)
-    low, high = np.quantile(
-        draws, [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
-    )
+    tail = (1 - confidence_level) / 2
+    low, high = np.quantile(draws, [tail, (1 + confidence_level) / 2])
     return Interval(value, float(low), float(high))
 
 
@@ -127,12 +130,14 @@ def draw_counts(
     groups: IntArray | None = None,
 ) -> Iterator[FloatArray]:
     """Counts (R, N) of each row in blocks of R resamples; with groups (N,), numbered from 0, whole groups are drawn."""
-    n = n_rows if groups is None else int(groups.max()) + 1
+    n = n_rows
+    if groups is not None:
+        n = int(groups.max()) + 1
     for part in row_chunks(n_resamples, n_rows, elements=_BLOCK_ELEMENTS):
-        drawn = rng.integers(0, n, (part.stop - part.start, n))
-        counts = np.stack(
-            [np.bincount(each, minlength=n) for each in drawn], dtype=np.float64
-        )
+        n_in_block = part.stop - part.start
+        counts = np.empty((n_in_block, n))
+        for row, drawn in zip(counts, rng.integers(0, n, (n_in_block, n)), strict=True):
+            row[:] = np.bincount(drawn, minlength=n)
         yield counts if groups is None else counts[:, groups]
 
 
@@ -150,11 +155,10 @@ class TopLabel(NamedTuple):
 def top_label(probs: NDArray[Any], labels: NDArray[Any]) -> TopLabel:
     """Reduce probs (N, C) and labels, (N,) or soft (N, C); of a soft label, the share of the predicted class counts."""
     confidence, predicted = winners(probs)
-    correct = (
-        labels[np.arange(len(probs)), predicted]
-        if labels.ndim == 2
-        else predicted == labels
-    )
+    if labels.ndim == 2:
+        correct = labels[np.arange(len(probs)), predicted]
+    else:
+        correct = predicted == labels
     return TopLabel(confidence, correct.astype(np.float64))
 
 
@@ -163,22 +167,25 @@ def winners(probs: NDArray[Any]) -> tuple[FloatArray, IntArray]:
     n_rows, n_classes = probs.shape
     if n_classes > _FEW_CLASSES:
         predicted = probs.argmax(axis=1)
-        return probs[np.arange(n_rows), predicted].astype(np.float64), predicted
-    confidence, predicted = np.empty(n_rows), np.empty(n_rows, np.intp)
+        largest = probs[np.arange(n_rows), predicted]
+        return largest.astype(np.float64), predicted
+    confidence = np.empty(n_rows)
+    predicted = np.empty(n_rows, np.intp)
+    # The first of several largest classes is the one with the most classes from it to the end.
     to_the_end = np.arange(n_classes, 0, -1, dtype=np.uint8)[:, None]
     for part in row_chunks(n_rows, n_classes):
         columns = np.ascontiguousarray(probs[part].T)
-        confidence[part] = largest = columns.max(axis=0)
-        predicted[part] = n_classes - ((columns == largest) * to_the_end).max(axis=0)
+        largest = columns.max(axis=0)
+        n_left = ((columns == largest) * to_the_end).max(axis=0)
+        confidence[part] = largest
+        predicted[part] = n_classes - n_left
     return confidence, predicted
 
 
 def without_rounding(confidence: FloatArray) -> FloatArray:
     """The confidences (N,) with the 24 bits of float32, above 1/2 in 1 - p: equal ones stay equal after rounding."""
-    of_p, of_rest = (
-        each.astype(np.float32).astype(np.float64)
-        for each in (confidence, 1 - confidence)
-    )
+    of_p = confidence.astype(np.float32).astype(np.float64)
+    of_rest = (1 - confidence).astype(np.float32).astype(np.float64)
     return np.where(confidence < 0.5, of_p, 1 - of_rest)
 
 
@@ -187,10 +194,10 @@ def residuals(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
     gaps = probs.astype(np.float64, order="C")
     if labels.ndim == 2:
         gaps -= labels
-    else:
-        gaps.reshape(-1)[labels + np.arange(0, gaps.size, gaps.shape[1])] -= (
-            1  # One index is fast.
-        )
+        return gaps
+    # One index is faster than two.
+    first_of_rows = np.arange(0, gaps.size, gaps.shape[1])
+    gaps.reshape(-1)[first_of_rows + labels] -= 1
     return gaps
 
 
@@ -227,9 +234,9 @@ def quantile_edges(
     ranks = np.arange(n_bins + 1) * (n / n_bins)
     below = ranks.astype(np.intp)
     places = np.minimum((below, below + 1), n - 1)
-    lower, upper = ranked[
-        places if ends is None else np.searchsorted(ends, places, side="right")
-    ]
+    if ends is not None:
+        places = np.searchsorted(ends, places, side="right")
+    lower, upper = ranked[places]
     return np.asarray((upper - lower) * (ranks - below) + lower)
 
 
@@ -237,12 +244,13 @@ def uniform_bins(values: NDArray[Any], n_bins: int) -> IntArray:
     """The equal-width bin, 0 to M - 1, of each value; 0 is in the first bin, 1 in the last."""
     wide = values.astype(np.promote_types(values.dtype, np.float32), copy=False)
     lower = (wide * (n_bins * (1 - _NEAR_AN_EDGE))).astype(np.int32)
-    bins = (wide * (n_bins * (1 + _NEAR_AN_EDGE))).astype(np.int32).clip(0, n_bins - 1)
+    upper = (wide * (n_bins * (1 + _NEAR_AN_EDGE))).astype(np.int32)
+    bins = upper.clip(0, n_bins - 1)
     near = lower != bins
-    if near.any():  # Only these few values are searched among the edges.
-        bins[near] = np.searchsorted(
-            uniform_edges(n_bins)[1:-1], wide[near], side="left"
-        )
+    if near.any():
+        # Only these few values are searched among the edges.
+        interior = uniform_edges(n_bins)[1:-1]
+        bins[near] = np.searchsorted(interior, wide[near], side="left")
     return bins.astype(np.intp)
 
 
@@ -273,14 +281,18 @@ def _cuts(
     ranked: FloatArray, n_bins: int, binning: Binning, ends: IntArray | None = None
 ) -> IntArray:
     """The positions among the sorted confidences at which equal-mass bins start and the last one ends."""
-    if binning == "equal_mass":  # The cuts are those of `numpy.array_split`.
-        share, more = divmod(len(ranked) if ends is None else ends[-1], n_bins)
+    n_rows = len(ranked) if ends is None else ends[-1]
+    if binning == "equal_mass":
+        # The cuts are those of `numpy.array_split`.
+        share, more = divmod(n_rows, n_bins)
         parts = np.arange(n_bins + 1)
         return parts * share + np.minimum(parts, more)
     # The papers' code drops the smallest confidence, because its bins are open below. It drops ties with it too,
     # which may be half of all rows: they are kept.
-    cuts = np.searchsorted(ranked, quantile_edges(ranked, n_bins, ends), side="right")
-    cuts = cuts if ends is None else ends[cuts - 1] * (cuts > 0)
+    edges = quantile_edges(ranked, n_bins, ends)
+    cuts = np.searchsorted(ranked, edges, side="right")
+    if ends is not None:
+        cuts = np.where(cuts > 0, ends[cuts - 1], 0)
     if cuts[0] > 1 or cuts[0] == cuts[-1]:
         cuts[0] = 0
     return cuts
@@ -294,16 +306,25 @@ def add_to(
         np.add.at(total.reshape(-1), slots, term)
 
 
+def terms_of(
+    ones: Any, confidence: Any, correct: Any, nll: Any, brier: Any
+) -> tuple[list[Any], list[Any]]:
+    """The terms that each row (n,) adds to its bin and to the scores of its group, for numpy and torch."""
+    gap = confidence - correct
+    in_bin = [ones, confidence, confidence * confidence, correct]
+    scores = [ones, nll, nll * nll, brier, brier * brier, gap, gap * gap]
+    return in_bin, scores
+
+
 def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | float) -> Adder:
     """Sums (J, M) of J columns (N,) in bins (N,) that do not depend on the weights."""
 
     def add(weights: FloatArray | None) -> FloatArray:
         sums = np.zeros((len(columns), n_bins))
-        add_to(
-            sums,
-            bins,
-            (column if weights is None else weights * column for column in columns),
-        )
+        terms = list(columns)
+        if weights is not None:
+            terms = [weights * column for column in columns]
+        add_to(sums, bins, terms)
         return sums
 
     return add
@@ -314,33 +335,33 @@ def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Add
     if binning == "uniform":
         return in_bins(uniform_bins(top.confidence, n_bins), n_bins, 1.0, *top)
     order = _ranking(top.confidence, binning)
-    ranked = np.zeros((3, len(order) + 1))  # The last row is 0 and ends the last bin.
-    ranked[0, :-1], ranked[1, :-1], ranked[2, :-1] = (
-        1,
-        top.confidence[order],
-        top.correct[order],
-    )
+    confidences = top.confidence[order]
+    # The last row is 0 and ends the last bin.
+    ranked = np.zeros((3, len(order) + 1))
+    ranked[0, :-1] = 1
+    ranked[1, :-1] = confidences
+    ranked[2, :-1] = top.correct[order]
 
-    def add(counts: FloatArray | None) -> FloatArray:
-        if counts is None:
-            rows = _cuts(ranked[1, :-1], n_bins, binning)
-            columns, divided = ranked, 0.0
-        else:
-            own = np.append(counts[order], 0)
-            ends = own[:-1].astype(np.intp).cumsum()
-            cuts = _cuts(ranked[1, :-1], n_bins, binning, ends)
-            rows = np.searchsorted(ends, cuts, side="right")
-            # The copies of a row may be divided between a bin and the next.
-            columns, divided = (
-                own * ranked,
-                np.diff((cuts - ends[rows - 1] * (rows > 0)) * ranked[:, rows]),
-            )
-        return (
-            np.add.reduceat(columns, rows, axis=1)[:, :-1] * (rows[1:] > rows[:-1])
-            + divided
-        )
+    def of_all() -> FloatArray:
+        cuts = _cuts(confidences, n_bins, binning)
+        return _sums_between(ranked, cuts)
 
-    return add
+    def of_sample(counts: FloatArray) -> FloatArray:
+        own = np.append(counts[order], 0)
+        ends = own[:-1].astype(np.intp).cumsum()
+        cuts = _cuts(confidences, n_bins, binning, ends)
+        rows = np.searchsorted(ends, cuts, side="right")
+        # The copies of a row may be divided between a bin and the next.
+        n_before = np.where(rows > 0, ends[rows - 1], 0)
+        divided = np.diff((cuts - n_before) * ranked[:, rows])
+        return _sums_between(own * ranked, rows) + divided
+
+    return lambda counts: of_all() if counts is None else of_sample(counts)
+
+
+def _sums_between(columns: FloatArray, rows: IntArray) -> FloatArray:
+    """The sums (J, M) of columns (J, N + 1) from each of M + 1 rows to the next; 0 between equal ones."""
+    return np.add.reduceat(columns, rows, axis=1)[:, :-1] * (rows[1:] > rows[:-1])
 
 
 def bin_sums(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> BinSums:
@@ -360,14 +381,14 @@ def binned_error(
         return np.asarray(gaps.max(axis=-1))
     accuracy = sums.correct / members
     variances = np.maximum(accuracy * (1 - accuracy), 0)
-    if (
-        norm == "l1"
-    ):  # The mean growth of a gap when the accuracy is drawn again is subtracted.
-        terms = 2 * gaps - mean_size(gaps, np.sqrt(variances / members))
-    elif debias:  # A bin with one example has no unbiased square.
-        terms = np.where(
-            sums.counts > 1, gaps**2 - variances / np.maximum(members - 1, 1), 0
-        )
+    if norm == "l1":
+        # The mean growth of a gap when the accuracy is drawn again is subtracted.
+        drawn_again = mean_size(gaps, np.sqrt(variances / members))
+        terms = 2 * gaps - drawn_again
+    elif debias:
+        # A bin with one example has no unbiased square.
+        unbiased = gaps**2 - variances / np.maximum(members - 1, 1)
+        terms = np.where(sums.counts > 1, unbiased, 0)
     else:
         terms = gaps**2
     found = np.maximum((sums.counts * terms).sum(axis=-1) / n, 0.0)
@@ -377,9 +398,8 @@ def binned_error(
 def mean_size(means: FloatArray, deviations: FloatArray) -> FloatArray:
     """The mean E|X| of a normal X."""
     sizes = np.abs(means)
-    ratio = np.divide(
-        sizes, deviations, out=np.full_like(sizes, np.inf), where=deviations > 0
-    )
+    ratio = np.full_like(sizes, np.inf)
+    np.divide(sizes, deviations, out=ratio, where=deviations > 0)
     spread = deviations * np.sqrt(2 / np.pi) * np.exp(-(ratio**2) / 2)
     return np.asarray(spread + sizes * erf(ratio / np.sqrt(2)))
 
@@ -396,23 +416,19 @@ def top_label_sums(
     debias: bool = False,
 ) -> SumMetric:
     """The expected or the maximum calibration error of the top label."""
-    gaps_only = (
-        binning == "uniform" and norm == "l1" and not debias
-    )  # One column instead of three is faster.
+    # One column instead of three is faster.
+    gaps_only = binning == "uniform" and norm == "l1" and not debias
 
     def rows(confidence: FloatArray, correct: FloatArray) -> Adder:
         if gaps_only:
-            return in_bins(
-                uniform_bins(confidence, n_bins), n_bins, correct - confidence
-            )
+            bins = uniform_bins(confidence, n_bins)
+            return in_bins(bins, n_bins, correct - confidence)
         return binned_rows(TopLabel(confidence, correct), n_bins, binning)
 
     def value(sums: FloatArray, n: Any) -> FloatArray:
-        return (
-            gap_error(sums[0], n)
-            if gaps_only
-            else binned_error(BinSums(*sums), n, norm, debias=debias)
-        )
+        if gaps_only:
+            return gap_error(sums[0], n)
+        return binned_error(BinSums(*sums), n, norm, debias=debias)
 
     return SumMetric(rows, value, of_top=True, chunked=binning == "uniform")
 
@@ -424,9 +440,8 @@ def top_label_error(top: TopLabel, **options: Any) -> float:
 
 def classwise_sums(n_bins: int = 15) -> SumMetric:
     """The classwise calibration error, from probabilities minus labels in the bins of each class (C, M)."""
-    return SumMetric(
-        partial(_class_rows, n_bins=n_bins), lambda sums, n: gap_error(sums, n).mean()
-    )
+    rows = partial(_class_rows, n_bins=n_bins)
+    return SumMetric(rows, lambda sums, n: gap_error(sums, n).mean())
 
 
 def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
@@ -439,9 +454,8 @@ def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Ad
     add_upper = in_bins(slots, n_classes * n_bins, gaps.reshape(-1)[upper])
 
     def add(weights: FloatArray | None) -> FloatArray:
-        sums = add_upper(None if weights is None else weights[rows]).reshape(
-            n_classes, n_bins
-        )
+        sums = add_upper(None if weights is None else weights[rows])
+        sums = sums.reshape(n_classes, n_bins)
         every = np.ones(len(gaps)) if weights is None else weights
         sums[:, 0] = every @ gaps - sums[:, 1:] @ np.ones(n_bins - 1)
         return sums
@@ -453,47 +467,3 @@ def class_gaps(sums: BinSums) -> FloatArray:
     """The binned gap of each class (C,) from sums (C, M); NaN for a class that was never evaluated."""
     n_examples = sums.counts.sum(axis=-1)
     return binned_error(sums, np.where(n_examples > 0, n_examples, np.nan))
-
-
-SweepNorm = Literal["l1", "l2"]
-_ROUNDING = 1e-12  # Different means of fewer than a million 0/1 labels differ by more.
-
-
-def ece_sweep(probs: ArrayLike, labels: ArrayLike, *, norm: SweepNorm = "l1") -> float:
-    r"""Expected calibration error with the largest number of equal-mass bins whose accuracies do not decrease.
-
-    Few bins hide errors and many bins measure noise. The number of bins grows until a more confident bin has a lower
-    accuracy (Roelofs et al. 2022). The value depends on the order of equal confidences at a cut.
-
-    $$M^* = \max \{ M < N : A_1 \le A_2 \le \ldots \le A_{M'} \text{ for all } M' \le M \}$$
-
-    Args:
-        norm: "l1" or "l2". "l2" is the root of the weighted squared gaps, the authors' default.
-
-    >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
-    >>> round(ece_sweep(probs, [0, 0, 1, 1]), 6)
-    0.15
-    """
-    check_choice("norm", norm, ("l1", "l2"))
-    return sweep_error(top_label(*check_probs_and_any_labels(probs, labels)), norm=norm)
-
-
-def sweep_error(top: TopLabel, *, norm: SweepNorm = "l1") -> float:
-    """The error of rows whose top label is known."""
-    confidences, correct = top.part(np.argsort(top.confidence, kind="stable"))
-    n_examples, running = len(correct), np.append(0.0, np.cumsum(correct))
-    # If the outcomes are in order, so are the means of their bins.
-    n_bins = max(n_examples - 1, 1) if (np.diff(correct) >= 0).all() else 1
-    bounds = -(
-        -np.arange(n_bins + 1) * n_examples // n_bins
-    )  # Example i is in bin floor(i M / N).
-    for finer in range(n_bins + 1, n_examples):
-        candidate = -(-np.arange(finer + 1) * n_examples // finer)
-        accuracy = np.diff(running[candidate]) / np.diff(candidate)
-        if (np.diff(accuracy) < -_ROUNDING).any():
-            break
-        bounds = candidate
-    counts = np.diff(bounds)
-    gaps = np.abs(np.add.reduceat(confidences - correct, bounds[:-1])) / counts
-    power = 1 if norm == "l1" else 2
-    return float((np.sum(counts * gaps**power) / n_examples) ** (1 / power))

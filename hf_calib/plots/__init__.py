@@ -6,33 +6,25 @@ matplotlib is imported when a figure is drawn, and pyplot is never imported, so 
 from hf_calib.plots.binned import (
     class_reliability_grid,
     confidence_histogram,
-    label_reliability_grid,
     reliability_diagram,
     reliability_grid,
 )
 from hf_calib.plots.curves import (
     corp_diagram,
-    promise_diagram,
     risk_coverage_diagram,
-    roc_diagram,
     smooth_reliability_diagram,
 )
 from hf_calib.plots.gammas import gamma_dynamics
-from hf_calib.plots.rows import difference_diagram
 from hf_calib.plots.style import save_figure
 
 __all__ = [
     "class_reliability_grid",
     "confidence_histogram",
     "corp_diagram",
-    "difference_diagram",
     "gamma_dynamics",
-    "label_reliability_grid",
-    "promise_diagram",
     "reliability_diagram",
     "reliability_grid",
     "risk_coverage_diagram",
-    "roc_diagram",
     "save_figure",
     "smooth_reliability_diagram",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from hf_calib.metrics.checks import (
     check_n_bins,
     check_probs_and_labels,
 )
-from hf_calib.metrics.multi_label import check_decisions, label_bins
 from hf_calib.metrics.sums import (
     BinSums,
     TopLabel,
@@ -35,8 +35,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FEW_ROWS = 10
-_FADED = 0.3  # The opacity of a bin with fewer rows.
-_COUNTS_BAND = 0.42  # The part of a histogram's height for its numbers.
+# The opacity of a bin with fewer rows.
+_FADED = 0.3
+# The part of a histogram's height for its numbers.
+_COUNTS_BAND = 0.42
+# In points; with more bins than this allows, the numbers are left out.
+_SMALLEST_LETTERS = 3.5
 _RIGHT: dict[str, Any] = {"color": style.BLUE, "edgecolor": "white"}
 _OVER: dict[str, Any] = {
     "color": style.PEACH,
@@ -101,13 +105,10 @@ def reliability_grid(
     8
     """
     n_bins = check_n_bins(n_bins)
-    tops = {
-        row: style.check_panels(panels) for row, panels in (rows or {"": {}}).items()
-    }
-    sums = {
-        row: {name: bin_sums(top, n_bins) for name, top in panels.items()}
-        for row, panels in tops.items()
-    }
+    sums = {}
+    for row, panels in (rows or {"": {}}).items():
+        tops = style.check_panels(panels)
+        sums[row] = {name: bin_sums(top, n_bins) for name, top in tops.items()}
     return reliability_of_sums(sums, title=title)
 
 
@@ -125,37 +126,22 @@ def reliability_of_sums(
     """
     columns = list(next(iter(rows.values())))
     for row, panels in rows.items():
-        got = f"{sorted(panels)} in {row!r} and {sorted(columns)} above"
-        same = set(panels) == set(columns)
         check(
-            same, "every row to have the same columns", got, "draw one diagram per row"
+            set(panels) == set(columns),
+            "every row to have the same columns",
+            f"{sorted(panels)} in {row!r} and {sorted(columns)} above",
+            "draw one diagram per row",
         )
-    with style.paired_panels(list(rows), columns, ("accuracy", "share"), title) as (
-        figure,
-        axes,
-    ):
+    labels = ("accuracy", "share")
+    with style.paired_panels(list(rows), columns, labels, title) as (figure, axes):
         for (row, column), (upper, lower) in axes.items():
             sums = rows[row][column]
-            total = sums.counts.sum()
-            accuracy = sums.correct.sum() / total
             _draw_accuracy(upper, sums)
             _draw_counts(lower, sums)
-            style.draw_means(
-                lower, accuracy, sums.confidence.sum() / total, 1 - _COUNTS_BAND
-            )
-            n = (n_rows or {}).get(column, round(total))
-            summary = f"ECE {binned_error(sums, total):.3f}   accuracy {accuracy:.3f}   N {n:,}"
-            upper.set_title(summary, fontsize=7, loc="left", pad=4)
+            n = _n_rows(sums, column, n_rows)
+            upper.set_title(_summary(sums, n), fontsize=7, loc="left", pad=4)
             if column == columns[0]:
-                look: Any = {
-                    "rotation": 90,
-                    "ha": "center",
-                    "va": "center",
-                    "fontsize": 9,
-                    "fontweight": "bold",
-                }
-                name = "\n".join(style.name_lines(row, 26))
-                upper.text(-0.3, 0.3, name, transform=upper.transAxes, **look)
+                _name_row(upper, row)
         style.add_legend(
             figure,
             figure.axes[0],
@@ -164,42 +150,62 @@ def reliability_of_sums(
         )
         # The legend has the look of the first bin, so bins are faded after it.
         for (row, column), (upper, _) in axes.items():
-            counts = rows[row][column].counts
-            total = counts.sum()
-            _fade(upper, counts * (n_rows or {}).get(column, total) / total)
+            sums = rows[row][column]
+            shares = sums.counts / sums.counts.sum()
+            _fade(upper, shares * _n_rows(sums, column, n_rows))
     return figure
+
+
+def _n_rows(sums: BinSums, column: str, n_rows: Mapping[str, int] | None) -> int:
+    """The number of rows of a column, which the counts of its bins add up to unless they are sums of weights."""
+    if n_rows is None:
+        return round(sums.counts.sum())
+    return n_rows[column]
+
+
+def _summary(sums: BinSums, n_rows: int) -> str:
+    total = sums.counts.sum()
+    error = binned_error(sums, total)
+    accuracy = sums.correct.sum() / total
+    return f"ECE {error:.3f}   accuracy {accuracy:.3f}   N {n_rows:,}"
+
+
+def _name_row(axes: Axes, row: str) -> None:
+    """Write the name of a row of panels to the left of its first one."""
+    axes.text(
+        -0.3,
+        0.3,
+        "\n".join(style.name_lines(row, 26)),
+        transform=axes.transAxes,
+        rotation=90,
+        ha="center",
+        va="center",
+        fontsize=9,
+        fontweight="bold",
+    )
 
 
 def _draw_accuracy(axes: Axes, sums: BinSums) -> None:
     """Draw a line at the accuracy, and a hatched part between accuracy and mean confidence."""
     shown = sums.counts > 0
     edges = uniform_edges(len(shown))
-    left, width = edges[:-1][shown], np.diff(edges)[shown]
+    left = edges[:-1][shown]
+    width = np.diff(edges)[shown]
     confidence, accuracy = (each[shown] for each in sums.means())
     common = np.minimum(accuracy, confidence)
-
-    def draw(
-        height: FloatArray,
-        bottom: FloatArray | float,
-        label: str | None,
-        look: dict[str, Any],
-    ) -> None:
-        axes.bar(
-            left,
-            height,
-            width,
-            bottom,
-            align="edge",
-            linewidth=0.4,
-            label=label,
-            **look,
-        )
-
-    draw(common, 0, None, _RIGHT)
-    draw(confidence - common, common, "gap: over-confident", _OVER)
-    draw(accuracy - common, common, "gap: under-confident", _UNDER)
-    line: Any = {"color": "black", "linewidth": 1.2, "clip_on": False}
-    axes.hlines(accuracy, left, left + width, label="accuracy of the bin", **line)
+    bars = partial(axes.bar, left, width=width, align="edge", linewidth=0.4)
+    bars(common, **_RIGHT)
+    bars(confidence - common, bottom=common, label="gap: over-confident", **_OVER)
+    bars(accuracy - common, bottom=common, label="gap: under-confident", **_UNDER)
+    axes.hlines(
+        accuracy,
+        left,
+        left + width,
+        label="accuracy of the bin",
+        color="black",
+        linewidth=1.2,
+        clip_on=False,
+    )
 
 
 def _fade(axes: Axes, n_rows: FloatArray) -> None:
@@ -216,28 +222,38 @@ def _fade(axes: Axes, n_rows: FloatArray) -> None:
 def _draw_counts(axes: Axes, sums: BinSums) -> None:
     """Draw the fractions of the bins, with their numbers if there is space."""
     edges = uniform_edges(len(sums.counts))
-    share = sums.counts / sums.counts.sum()
-    look: Any = {"color": "#BDBDBD", "edgecolor": "white", "linewidth": 0.4}
-    axes.bar(edges[:-1], share, np.diff(edges), align="edge", **look)
-    axes.set_ylim(0, share.max() / (1 - _COUNTS_BAND) * 1.04)
-    axes.set_yticks([0, share.max()], ["0", f"{share.max():.0%}"])
+    total = sums.counts.sum()
+    share = sums.counts / total
+    most = share.max()
+    look: dict[str, Any] = {"color": style.LIGHT, "edgecolor": "white"}
+    axes.bar(edges[:-1], share, np.diff(edges), align="edge", linewidth=0.4, **look)
+    axes.set_ylim(0, most / (1 - _COUNTS_BAND) * 1.04)
+    axes.set_yticks([0, most], ["0", f"{most:.0%}"])
+    accuracy = sums.correct.sum() / total
+    style.draw_means(axes, accuracy, sums.confidence.sum() / total, 1 - _COUNTS_BAND)
     size = min(6.0, 100 / len(share))
-    place: Any = {
-        "transform": axes.get_xaxis_transform(),
-        "rotation": 90,
-        "ha": "center",
-        "va": "top",
-    }
-    for centre, count in zip((edges[:-1] + edges[1:]) / 2, sums.counts, strict=True):
-        if count and size >= 3.5:
-            axes.text(centre, 0.96, _short(count), fontsize=size, **place)
+    if size < _SMALLEST_LETTERS:
+        return
+    for bin_number in np.flatnonzero(sums.counts):
+        axes.text(
+            edges[bin_number : bin_number + 2].mean(),
+            0.96,
+            _short(sums.counts[bin_number]),
+            transform=axes.get_xaxis_transform(),
+            fontsize=size,
+            rotation=90,
+            ha="center",
+            va="top",
+        )
 
 
 def _short(count: float) -> str:
     """A count in at most five characters."""
     if count < 10_000:
         return f"{count:.0f}"
-    return f"{count / 1e3:.0f}k" if count < 999_500 else f"{count / 1e6:.1f}M"
+    if count < 999_500:
+        return f"{count / 1e3:.0f}k"
+    return f"{count / 1e6:.1f}M"
 
 
 def confidence_histogram(
@@ -259,15 +275,24 @@ def confidence_histogram(
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['right: 2', 'wrong: 1', 'model']
     """
+    from matplotlib.ticker import MaxNLocator
+
     checked = style.check_panels(panels)
     n_bins = check_n_bins(n_bins)
     with style.drawing(0.9 + 2.5 * len(checked), 2.9, title) as figure:
-        grid = figure.subplots(
-            1, len(checked), sharex=True, sharey=True, squeeze=False
-        )[0]
+        shape: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+        grid = figure.subplots(1, len(checked), **shape)[0]
         for axes, (name, top) in zip(grid, checked.items(), strict=True):
-            _draw_half(axes, top, "right", 1, n_bins)
-            _draw_half(axes, top, "wrong", 0, n_bins)
+            is_right = top.correct == 1
+            upwards = _shares(top.confidence[is_right], n_bins)
+            downwards = -_shares(top.confidence[~is_right], n_bins)
+            _draw_half(axes, upwards, _RIGHT)
+            _draw_half(axes, downwards, _OVER)
+            right = f"right: {is_right.sum():,}"
+            wrong = f"wrong: {(~is_right).sum():,}"
+            look = {"transform": axes.transAxes, "fontsize": 7.5}
+            axes.text(0.03, 0.96, right, va="top", color=style.BLUE, **look)
+            axes.text(0.03, 0.04, wrong, va="bottom", color=style.VERMILION, **look)
             axes.axhline(0, color="black", linewidth=0.8)
             axes.set(xlim=(0, 1), xlabel="confidence")
             style.unit_ticks(axes, "x")
@@ -275,44 +300,27 @@ def confidence_histogram(
         style.plain_axes(*grid)
         # The height is the same up and down and in every panel, with space for the words.
         height = max(np.abs(axes.get_ylim()).max() for axes in grid) * 1.15
-        step = 10.0 ** np.floor(np.log10(height))
-        step *= 0.5 if height / step < 2.5 else 1 if height / step < 5 else 2
-        ticks = np.arange(-np.floor(height / step), np.floor(height / step) + 1) * step
         grid[0].set_ylim(-height, height)
-        grid[0].set_yticks(
-            ticks, [f"{abs(tick):.{0 if step >= 0.01 else 1}%}" for tick in ticks]
-        )
+        grid[0].yaxis.set_major_locator(MaxNLocator(5))
+        grid[0].yaxis.set_major_formatter(lambda share, _: f"{abs(100 * share):.3g}%")
         grid[0].set_ylabel("share of wrong | of right")
     return figure
 
 
-def _draw_half(axes: Axes, top: TopLabel, word: str, correct: int, n_bins: int) -> None:
-    """Draw the fractions of the bins among correct predictions, upwards, or wrong ones, downwards."""
-    edges = uniform_edges(n_bins)
-    half = top.confidence[top.correct == correct]
-    share = np.bincount(uniform_bins(half, n_bins), minlength=n_bins) / max(
-        len(half), 1
-    )
-    height = share if correct else -share
-    axes.bar(
-        edges[:-1],
-        height,
-        np.diff(edges),
-        align="edge",
-        linewidth=0.4,
-        **(_RIGHT if correct else _OVER),
-    )
-    y, va, colour = (
-        (0.96, "top", style.BLUE) if correct else (0.04, "bottom", style.VERMILION)
-    )
-    words = f"{word}: {len(half):,}"
-    axes.text(
-        0.03, y, words, transform=axes.transAxes, va=va, fontsize=7.5, color=colour
-    )
+def _shares(confidences: FloatArray, n_bins: int) -> FloatArray:
+    """The fractions (M,) of confidences (n,) in the bins."""
+    counts = np.bincount(uniform_bins(confidences, n_bins), minlength=n_bins)
+    return counts / max(len(confidences), 1)
+
+
+def _draw_half(axes: Axes, heights: FloatArray, look: Mapping[str, Any]) -> None:
+    edges = uniform_edges(len(heights))
+    widths = np.diff(edges)
+    axes.bar(edges[:-1], heights, widths, align="edge", linewidth=0.4, **look)
 
 
 _COLUMNS = 4
-_OF_LABELS = ("label", "labels", "true")
+OF_LABELS = ("label", "labels", "true")
 
 
 def class_reliability_grid(
@@ -350,13 +358,12 @@ def class_reliability_grid(
     names = style.check_class_names(class_names, checked.shape[1])
     n_bins = check_n_bins(n_bins)
     check_integer("max_classes", max_classes, 1, "12 is the default")
-    tops = [
-        TopLabel(*np.array([checked[:, c], targets == c], np.float64))
-        for c in range(len(names))
-    ]
-    sums = BinSums(
-        *map(np.stack, zip(*(bin_sums(top, n_bins) for top in tops), strict=True))
-    )
+    of_classes = []
+    for c in range(len(names)):
+        is_true = (targets == c).astype(np.float64)
+        probabilities = checked[:, c].astype(np.float64)
+        of_classes.append(bin_sums(TopLabel(probabilities, is_true), n_bins))
+    sums = BinSums(*np.stack(of_classes, axis=1))
     return classes_of_sums(sums, names, max_classes=max_classes, title=title)
 
 
@@ -370,45 +377,11 @@ def classes_of_sums(
 ) -> Figure:
     """Draw `class_reliability_grid` from the sums (C, M) of the bins of each class."""
     shown = np.argsort(-class_gaps(sums), kind="stable")[:max_classes]
-    worst = f"{len(shown)} of {len(names)} {words[1]}: those with the largest error"
-    panels = [BinSums(*(total[c] for total in sums)) for c in shown]
-    titles = title, worst if len(shown) < len(names) else None
-    return _draw_panels([names[c] for c in shown], panels, words, *titles)
-
-
-def label_reliability_grid(
-    probs: ArrayLike,
-    labels: ArrayLike,
-    *,
-    class_names: Sequence[str] | None = None,
-    n_bins: int = 10,
-    max_labels: int = 12,
-    title: str | None = None,
-) -> Figure:
-    """Draw the frequency of each label of a multi-label model against its predicted probability.
-
-    The panels are those of `class_reliability_grid`, but the probabilities of a row need not sum to 1. The number is
-    the label's calibration error, and the labels with the largest errors come first.
-
-    Args:
-        probs: (N, C) float in [0, 1].
-        labels: (N, C) of 0 and 1, and -100 for an unknown label.
-        class_names: C names; default "0", "1", ...
-        n_bins: M, the number of equal-width bins (lower, upper].
-        max_labels: the largest number of panels.
-
-    >>> probs = [[0.9, 0.7], [0.8, 0.2], [0.3, 0.1]]
-    >>> figure = label_reliability_grid(probs, [[1, 1], [1, 0], [0, 0]], class_names=["Mass", "Nodule"])
-    >>> [axes.texts[0].get_text() for axes in figure.axes]
-    ['Nodule', 'Mass']
-    """
-    decisions = check_decisions(probs, labels)
-    names = style.check_class_names(class_names, decisions.probs.shape[1])
-    sums = label_bins(decisions, check_n_bins(n_bins))
-    check_integer("max_labels", max_labels, 1, "12 is the default")
-    return classes_of_sums(
-        sums, names, max_classes=max_labels, title=title, words=_OF_LABELS
-    )
+    panels = {names[c]: BinSums(*(each[c] for each in sums)) for c in shown}
+    worst = None
+    if len(shown) < len(names):
+        worst = f"{len(shown)} of {len(names)} {words[1]}: those with the largest error"
+    return _draw_panels(panels, words, title, worst)
 
 
 def all_labels_reliability(sums: Mapping[str, BinSums]) -> Figure:
@@ -417,39 +390,30 @@ def all_labels_reliability(sums: Mapping[str, BinSums]) -> Figure:
     Args:
         sums: name -> sums (C, M) of each label's bins.
     """
-    totals = [
-        BinSums(*(each.sum(axis=0) for each in by_label)) for by_label in sums.values()
-    ]
-    return _draw_panels(list(sums), totals, _OF_LABELS)
+    totals = {
+        name: BinSums(*(each.sum(axis=0) for each in by_label))
+        for name, by_label in sums.items()
+    }
+    return _draw_panels(totals, OF_LABELS)
 
 
 def _draw_panels(
-    names: Sequence[str],
-    panels: Sequence[BinSums],
-    words: tuple[str, str, str],
-    *titles: str | None,
+    panels: Mapping[str, BinSums], words: tuple[str, str, str], *titles: str | None
 ) -> Figure:
     """Draw a grid of small reliability diagrams, each with its name, its error and its frequency."""
     n_columns = min(_COLUMNS, len(panels))
     n_rows = math.ceil(len(panels) / n_columns)
-    with style.drawing(
-        max(3.4, 0.5 + 1.6 * n_columns), 0.75 + 1.75 * n_rows, *titles
-    ) as figure:
-        grid = figure.subplots(
-            n_rows, n_columns, sharex=True, sharey=True, squeeze=False
-        )
-        for axes, name, sums in zip(grid.flat, names, panels, strict=False):
+    width = max(3.4, 0.5 + 1.6 * n_columns)
+    shape: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+    with style.drawing(width, 0.75 + 1.75 * n_rows, *titles) as figure:
+        grid = figure.subplots(n_rows, n_columns, **shape)
+        for axes, (name, sums) in zip(grid.flat, panels.items(), strict=False):
             _draw_bins(axes, sums)
             error = np.nan_to_num(class_gaps(sums))
-            style.write_above(
-                axes, style.shortened(name, 20), 12, fontsize=7, fontweight="bold"
-            )
-            style.write_above(
-                axes,
-                f"error {error:.3f}, {sums.correct.sum():,.0f} {words[2]}",
-                4.5,
-                fontsize=6,
-            )
+            below = f"error {error:.3f}, {sums.correct.sum():,.0f} {words[2]}"
+            short = style.shortened(name, 20)
+            style.write_above(axes, short, 12, fontsize=7, fontweight="bold")
+            style.write_above(axes, below, 4.5, fontsize=6)
         for axes in grid.flat[len(panels) :]:
             axes.remove()
         figure.supxlabel(f"probability of the {words[0]}")
@@ -459,21 +423,14 @@ def _draw_panels(
 
 def _draw_bins(axes: Axes, sums: BinSums) -> None:
     shown = sums.counts > 0
-    counts, stated, frequency = (each[shown] for each in (sums.counts, *sums.means()))
+    counts = sums.counts[shown]
+    stated, frequency = (each[shown] for each in sums.means())
     style.draw_diagonal(axes)
-    z = float(ndtri(0.975))
-    ends = wilson_interval(frequency, counts, z)
+    ends = wilson_interval(frequency, counts, float(ndtri(0.975)))
     axes.vlines(stated, *ends, color=style.SKY, linewidth=2.2)
     # Sizes are logarithmic, because the first bin has nearly all examples of most classes.
     sizes = 5 + 22 * np.log1p(counts) / np.log1p(counts.sum())
-    axes.scatter(
-        stated,
-        frequency,
-        s=sizes,
-        color=style.BLUE,
-        linewidth=0,
-        zorder=3,
-        clip_on=False,
-    )
+    look: dict[str, Any] = {"color": style.BLUE, "linewidth": 0, "clip_on": False}
+    axes.scatter(stated, frequency, s=sizes, zorder=3, **look)
     style.unit_ticks(axes)
     style.plain_axes(axes)

@@ -1,4 +1,4 @@
-"""Figures of curves: reliability without bins, and results of thresholds (risk, OOD detection, promised accuracies)."""
+"""Figures of curves: reliability without bins, and the risk at each coverage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hf_calib._errors import check
 from hf_calib.metrics import risk_coverage_curve
 from hf_calib.metrics.checks import FloatArray, check_draws
 from hf_calib.metrics.corp import CorpCurve, curve_of, decompose
-from hf_calib.metrics.ranking import ACCEPTED, OodDetection
 from hf_calib.metrics.smooth import SmoothReliability, smooth_error, smooth_reliability
 from hf_calib.metrics.sums import TopLabel
 from hf_calib.plots import style
@@ -21,14 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hf_calib.decisions.promise import PromiseCurve
-
-_THINNEST, _THICKEST = 0.7, 3.6  # In points.
-_NARROWEST = 0.01  # The bandwidth if all confidences are nearly equal.
-_DENSITY_BANDWIDTH = (
-    0.02  # For the strip below; the curve's own may be too wide for it.
-)
-_N_BARS = 50  # For the strip below a CORP diagram.
+# The widths of a curve, in points.
+_THINNEST = 0.7
+_THICKEST = 3.6
+# The bandwidth if all confidences are nearly equal.
+_NARROWEST = 0.01
+# For the strip below, for which the curve's own may be too wide.
+_DENSITY_BANDWIDTH = 0.02
+# For the strip below a CORP diagram.
+_N_BARS = 50
 
 
 def smooth_reliability_diagram(
@@ -78,50 +78,44 @@ def smooth_reliability_diagram(
         n_resamples,
         "200 make a steady band",
     )
-    with style.paired_panels([""], list(checked), ("accuracy", "density"), title) as (
-        figure,
-        axes,
-    ):
+    labels = ("accuracy", "density")
+    with style.paired_panels([""], list(checked), labels, title) as (figure, axes):
         for top, (upper, lower) in zip(checked.values(), axes.values(), strict=True):
+            n_rows = len(top.correct)
             curve = _curve(top)
-            n_drawn = style.affordable_resamples(n_resamples, len(top.correct))
-            band = _band(
-                top, curve, confidence_level, np.random.default_rng(seed), n_drawn
-            )
+            n_drawn = style.affordable_resamples(n_resamples, n_rows)
+            rng = np.random.default_rng(seed)
+            band = _band(top, curve, confidence_level, rng, n_drawn)
             _draw_curve(upper, top, curve, band, f"{100 * confidence_level:g}% band")
-            density = smooth_reliability(*top, bandwidth=_DENSITY_BANDWIDTH)
-            lower.fill_between(
-                density.grid, density.density, color="#BDBDBD", linewidth=0
-            )
-            lower.set_ylim(0, density.density.max() * 1.1)
-            lower.set_yticks([])
-            style.draw_means(lower, top.correct.mean(), top.confidence.mean())
-            n, accuracy = len(top.correct), top.correct.mean()
-            summary = (
-                f"smECE {smooth_error(top):.3f}   accuracy {accuracy:.3f}   N {n:,}"
-            )
+            accuracy = top.correct.mean()
+            _draw_density(lower, top)
+            style.draw_means(lower, accuracy, top.confidence.mean())
+            error = smooth_error(top)
+            summary = f"smECE {error:.3f}   accuracy {accuracy:.3f}   N {n_rows:,}"
             upper.set_title(summary, fontsize=7, loc="left", pad=4)
-        lines = {
-            "smoothed accuracy": {"color": style.BLUE, "linewidth": 2.4},
-            **style.MEANS,
-        }
-        style.add_legend(
-            figure, figure.axes[0], lines, columns=min(len(checked) + 1, 5)
-        )
+        smoothed = {"color": style.BLUE, "linewidth": 2.4}
+        lines = {"smoothed accuracy": smoothed, **style.MEANS}
+        n_columns = min(len(checked) + 1, 5)
+        style.add_legend(figure, figure.axes[0], lines, columns=n_columns)
     return figure
+
+
+def _draw_density(axes: Axes, top: TopLabel) -> None:
+    found = smooth_reliability(*top, bandwidth=_DENSITY_BANDWIDTH)
+    axes.fill_between(found.grid, found.density, color=style.LIGHT, linewidth=0)
+    axes.set_ylim(0, found.density.max() * 1.1)
+    axes.set_yticks([])
 
 
 def _curve(top: TopLabel) -> SmoothReliability:
     """The curve at the bandwidth of the smooth calibration error, or a narrower one if that hides its shape."""
     curve = smooth_reliability(*top)
-    reference = max(
-        1.06 * float(top.confidence.std()) * len(top.confidence) ** -0.2, _NARROWEST
-    )
-    return (
-        curve
-        if curve.bandwidth <= reference
-        else smooth_reliability(*top, bandwidth=reference)
-    )
+    spread = float(top.confidence.std())
+    reference = 1.06 * spread * len(top.confidence) ** -0.2
+    narrower = max(reference, _NARROWEST)
+    if curve.bandwidth <= narrower:
+        return curve
+    return smooth_reliability(*top, bandwidth=narrower)
 
 
 def _band(
@@ -133,12 +127,14 @@ def _band(
 ) -> FloatArray:
     """The pointwise limits (2, G) of the curves of resamples, at the bandwidth of the curve."""
     n_rows = len(top.correct)
-    same: dict[str, Any] = {"bandwidth": curve.bandwidth, "grid_size": len(curve.grid)}
-    curves = np.empty((n_resamples, len(curve.grid)))
-    for resampled in curves:
-        resampled[:] = smooth_reliability(
-            *top.part(rng.integers(0, n_rows, n_rows)), **same
-        ).accuracy
+    n_points = len(curve.grid)
+    curves = np.empty((n_resamples, n_points))
+    for k in range(n_resamples):
+        drawn = top.part(rng.integers(0, n_rows, n_rows))
+        resampled = smooth_reliability(
+            *drawn, bandwidth=curve.bandwidth, grid_size=n_points
+        )
+        curves[k] = resampled.accuracy
     # A resample without an example near a point has no value there; the curve itself is used instead.
     curves = np.where(np.isnan(curves), curve.accuracy, curves)
     return np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -154,29 +150,28 @@ def _draw_curve(
     if not shown.any():
         shown[np.abs(curve.grid - top.confidence.mean()).argmin()] = True
     shown &= np.isfinite(curve.accuracy)
-    grid, accuracy, density = (
-        curve.grid[shown],
-        curve.accuracy[shown],
-        curve.density[shown],
-    )
+    grid = curve.grid[shown]
+    accuracy = curve.accuracy[shown]
     low, high = band[:, shown]
     axes.fill_between(grid, low, high, color=style.SKY, linewidth=0, label=label)
     if len(grid) == 1:
         ends = [accuracy - low, high - accuracy]
-        axes.errorbar(
-            grid, accuracy, ends, color=style.BLUE, fmt="o", capsize=3, clip_on=False
-        )
+        point: dict[str, Any] = {"fmt": "o", "capsize": 3, "clip_on": False}
+        axes.errorbar(grid, accuracy, ends, color=style.BLUE, **point)
     points = np.stack([grid, accuracy], axis=1)
     segments = np.stack([points[:-1], points[1:]], axis=1)
-    frequent = np.sqrt((density[1:] + density[:-1]) / 2 / density.max())
-    look: Any = {
-        "colors": style.BLUE,
-        "capstyle": "round",
-        "zorder": 3,
-        "clip_on": False,
-    }
-    widths = (_THINNEST + (_THICKEST - _THINNEST) * frequent).tolist()
-    axes.add_collection(LineCollection(list(segments), linewidths=widths, **look))
+    density = curve.density[shown]
+    between = (density[1:] + density[:-1]) / 2
+    widths = _THINNEST + (_THICKEST - _THINNEST) * np.sqrt(between / density.max())
+    lines = LineCollection(
+        list(segments),
+        linewidths=widths.tolist(),
+        colors=style.BLUE,
+        capstyle="round",
+        zorder=3,
+        clip_on=False,
+    )
+    axes.add_collection(lines)
     style.name_sides(axes)
 
 
@@ -214,56 +209,41 @@ def corp_diagram(
     labels = ("recalibrated confidence", "examples")
     with style.paired_panels([""], list(checked), labels, title) as (figure, axes):
         for top, (upper, lower) in zip(checked.values(), axes.values(), strict=True):
-            n_drawn = style.affordable_resamples(
-                n_resamples, len(np.unique(top.confidence))
-            )
+            n_different = len(np.unique(top.confidence))
             curve = curve_of(
-                top, n_resamples=n_drawn, confidence_level=confidence_level, seed=seed
+                top,
+                n_resamples=style.affordable_resamples(n_resamples, n_different),
+                confidence_level=confidence_level,
+                seed=seed,
             )
-            _draw_isotonic(
-                upper,
-                curve,
-                f"{100 * confidence_level:g}% pointwise band if calibrated",
-            )
-            lower.hist(
-                top.confidence, bins=np.linspace(0, 1, _N_BARS + 1), color="#BDBDBD"
-            )
+            band = f"{100 * confidence_level:g}% pointwise band if calibrated"
+            _draw_isotonic(upper, curve, band)
+            bars = np.linspace(0, 1, _N_BARS + 1)
+            lower.hist(top.confidence, bins=bars, color=style.LIGHT)
             lower.set_yticks([])
             parts = decompose(top, "brier")
-            summary = f"MCB {parts.miscalibration:.4f}   DSC {parts.discrimination:.4f}"
-            summary += f"   UNC {parts.uncertainty:.4f}"
+            summary = (
+                f"MCB {parts.miscalibration:.4f}   DSC {parts.discrimination:.4f}   "
+                f"UNC {parts.uncertainty:.4f}"
+            )
             upper.set_title(summary, fontsize=7, loc="left", pad=4)
         style.add_legend(figure, figure.axes[0], columns=2)
     return figure
 
 
 def _draw_isotonic(axes: Axes, curve: CorpCurve, label: str) -> None:
-    line: dict[str, Any] = {
-        "color": style.BLUE,
-        "label": "recalibrated",
-        "clip_on": False,
-        "zorder": 3,
-    }
-    at, low, high = curve.confidences, curve.low, curve.high
+    line: dict[str, Any] = {"color": style.BLUE, "clip_on": False, "zorder": 3}
+    band: dict[str, Any] = {"color": style.SKY, "label": label}
+    at = curve.confidences
     if len(at) == 1:
-        axes.errorbar(
-            at,
-            at,
-            [at - low, high - at],
-            fmt="none",
-            capsize=4,
-            color=style.SKY,
-            label=label,
-        )
-        axes.plot(at, curve.recalibrated, marker="o", linestyle="none", **line)
+        ends = [at - curve.low, curve.high - at]
+        axes.errorbar(at, at, ends, fmt="none", capsize=4, **band)
+        line |= {"marker": "o", "linestyle": "none"}
     else:
-        axes.fill_between(at, low, high, linewidth=0, color=style.SKY, label=label)
-        axes.plot(at, curve.recalibrated, linewidth=1.8, **line)
+        axes.fill_between(at, curve.low, curve.high, linewidth=0, **band)
+        line |= {"linewidth": 1.8}
+    axes.plot(at, curve.recalibrated, label="recalibrated", **line)
     style.name_sides(axes)
-
-
-# Points of different models at one accuracy are shifted, so that their intervals do not overlap.
-_POINTS_APART = 3.0
 
 
 def risk_coverage_diagram(
@@ -290,16 +270,18 @@ def risk_coverage_diagram(
     checked = style.check_panels(models)
     curves = {}
     for name, top in checked.items():
-        coverage, risk = risk_coverage_curve(
-            top.confidence.astype(np.float32), top.correct
-        )  # As for the metric.
-        few = style.some_points(len(risk), more_first=True)  # The risk jumps there.
-        curves[f"{style.shortened(name, 44)} (area {risk.mean():.4f})"] = (
-            coverage[few],
-            risk[few],
-        )
-    only = next(iter(checked.values())).correct if len(checked) == 1 else None
-    return risk_coverage_of_curves(curves, bounds_of=only, title=title)
+        # The order is that of the metric, in which equal float32 numbers are ties.
+        narrow = top.confidence.astype(np.float32)
+        coverage, risk = risk_coverage_curve(narrow, top.correct)
+        # The risk jumps at the start, which therefore has more of the points.
+        few = style.some_points(len(risk), more_first=True)
+        label = f"{style.shortened(name, 44)} (area {risk.mean():.4f})"
+        curves[label] = (coverage[few], risk[few])
+    bounds_of = None
+    if len(checked) == 1:
+        (only,) = checked.values()
+        bounds_of = only.correct
+    return risk_coverage_of_curves(curves, bounds_of=bounds_of, title=title)
 
 
 def risk_coverage_of_curves(
@@ -311,27 +293,22 @@ def risk_coverage_of_curves(
     """Draw `risk_coverage_diagram` from curves, name -> (coverage, risk), with the bounds of `correct` (N,)."""
     with style.drawing(3.5, 3.1 + 0.16 * len(curves), title) as figure:
         axes = figure.subplots()
-        for (name, (coverage, risk)), look in zip(
-            curves.items(), style.line_looks(), strict=False
-        ):
+        for name, look in zip(curves, style.line_looks(), strict=False):
+            coverage, risk = curves[name]
             marker = "o" if len(risk) == 1 else None
             axes.plot(coverage, risk, linewidth=1.6, label=name, marker=marker, **look)
+        overall = max(risk[-1] for _, risk in curves.values())
+        largest = max(risk.max() for _, risk in curves.values())
         if bounds_of is not None:
             _draw_bounds(axes, bounds_of)
-        # The first few predictions may all be wrong, which would flatten the rest of the curve.
-        risks = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines]
-        overall, largest = (
-            max(risk[-1] for risk in risks),
-            max(risk.max() for risk in risks),
-        )
-        top = min(largest, 2.5 * overall) * 1.08 if overall > 0 else 1
-        axes.set(
-            xlim=(0, 1.01), ylim=(-0.015 * top, top)
-        )  # A risk of 0 must be visible.
-        axes.set(
-            xlabel="coverage: share of predictions kept",
-            ylabel="risk: error rate among them",
-        )
+        top = 1.0
+        if overall > 0:
+            # The first few predictions may all be wrong, which would flatten the rest of the curve.
+            top = min(largest, 2.5 * overall) * 1.08
+        # A risk of 0 must be visible.
+        axes.set(xlim=(0, 1.01), ylim=(-0.015 * top, top))
+        axes.set_xlabel("coverage: share of predictions kept")
+        axes.set_ylabel("risk: error rate among them")
         style.unit_ticks(axes, "x")
         style.plain_axes(axes)
         style.add_legend(figure, axes)
@@ -339,152 +316,11 @@ def risk_coverage_of_curves(
 
 
 def _draw_bounds(axes: Axes, correct: FloatArray) -> None:
-    kept = np.arange(1, len(correct) + 1)
+    n_rows = len(correct)
+    kept = np.arange(1, n_rows + 1)
     best = np.maximum(kept - correct.sum(), 0) / kept
-    few = style.some_points(len(correct))
-    axes.axhline(
-        1 - correct.mean(),
-        color=style.GREY,
-        linestyle="--",
-        linewidth=1,
-        label="random order",
-    )
-    look: Any = {"color": style.GREY, "linestyle": ":", "linewidth": 1.2}
-    axes.plot(kept[few] / len(correct), best[few], label="best order", **look)
-
-
-def roc_diagram(
-    panels: Mapping[str, Mapping[str, OodDetection]], *, title: str | None = None
-) -> Figure:
-    """Draw the ROC curves of OOD detection: the fraction of OOD inputs flagged against that of in-distribution inputs.
-
-    It shows the false alarms that the detection of OOD inputs costs. The upper left is best, and the diagonal is
-    chance. A dotted line marks the threshold at which 95% of the in-distribution inputs are accepted.
-
-    Args:
-        panels: name of the OOD inputs -> name of a score or model -> result of `hf_calib.metrics.ood_detection`.
-
-    Raises:
-        ValueError: if there is nothing to draw.
-
-    >>> from hf_calib.metrics import ood_detection
-    >>> figure = roc_diagram({"noise": ood_detection([[4.0, 0.0], [0.0, 2.0]], [[0.5, 0.0], [0.0, 3.0]])})
-    >>> figure.axes[0].get_ylabel()
-    'from elsewhere: share flagged'
-    """
-    way_out = (
-        "pass what hf_calib.metrics.ood_detection returns, by the name of the data"
-    )
-    drawable = bool(panels) and all(panels.values())
-    check(drawable, "panels to have at least one curve each", "none", way_out)
-    with style.drawing(
-        0.7 + 2.8 * len(panels), 3.2 + 0.16 * max(map(len, panels.values())), title
-    ) as figure:
-        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axes, (name, found) in zip(grid, panels.items(), strict=True):
-            for (label, detection), look in zip(
-                found.items(), style.line_looks(), strict=False
-            ):
-                inside, outside = detection.curve
-                few = style.some_points(len(inside))
-                area = (
-                    f"{style.shortened(label, 24)} (area {detection.auroc.value:.3f})"
-                )
-                axes.plot(inside[few], outside[few], linewidth=1.6, label=area, **look)
-            axes.plot([0, 1], [0, 1], color=style.GREY, linestyle="--", linewidth=1)
-            axes.axvline(1 - ACCEPTED, color=style.GREY, linestyle=":", linewidth=1)
-            axes.set(
-                xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel="familiar: share flagged"
-            )
-            axes.set_title(style.shortened(name, 32))
-            style.unit_ticks(axes)
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
-        grid[0].set_ylabel("from elsewhere: share flagged")
-        style.plain_axes(*grid)
-    return figure
-
-
-def promise_diagram(
-    curves: Mapping[str, PromiseCurve], *, title: str | None = None
-) -> Figure:
-    """Draw the coverage (left) and the accuracy of the answers (right) for promised accuracies.
-
-    Use it to choose the accuracy to promise, or to compare models or calibrators; a higher coverage is better. On
-    the right all points should be on or above the line, except for a fraction delta of calibration sets. The bars
-    are exact 95% intervals over the answered rows.
-
-    Args:
-        curves: name -> result of `AbstainRule.curve`.
-
-    Raises:
-        ValueError: if there is no curve, or none of them has a point.
-
-    >>> from hf_calib.decisions.promise import PromiseCurve
-    >>> figure = promise_diagram({"model": PromiseCurve((0.9, 0.95), (0.8, 0.0), (None, None))})
-    >>> [axes.get_ylabel() for axes in figure.axes]
-    ['inputs answered', 'accuracy of the answers']
-    """
-    from matplotlib.ticker import MaxNLocator
-    from matplotlib.transforms import ScaledTranslation
-
-    promised = [accuracy for curve in curves.values() for accuracy in curve.promised]
-    way_out = "pass {name: rule.curve(...)}, with accuracies that the calibration rows can promise"
-    check(
-        bool(promised),
-        "a diagram to have at least one promised accuracy",
-        "none",
-        way_out,
-    )
-    small: Any = {"marker": "o", "markersize": 3}
-    with style.drawing(6.2, 2.9 + 0.16 * len(curves), title) as figure:
-        left, right = figure.subplots(1, 2)
-        for number, ((name, curve), look) in enumerate(
-            zip(curves.items(), style.line_looks(), strict=False)
-        ):
-            left.plot(
-                curve.promised,
-                curve.answered,
-                linewidth=1.6,
-                label=style.shortened(name, 44),
-                **small,
-                **look,
-            )
-            kept = {
-                at: found
-                for at, found in zip(curve.promised, curve.kept, strict=True)
-                if found
-            }
-            if kept:
-                value, low, high = np.transpose(list(kept.values()))
-                shift = ScaledTranslation(
-                    number * _POINTS_APART / 72, 0, figure.dpi_scale_trans
-                )
-                bars: Any = {
-                    "color": look["color"],
-                    "linestyle": "",
-                    "linewidth": 1.2,
-                    **small,
-                }
-                ends = [value - low, high - value]
-                right.errorbar(
-                    list(kept), value, ends, transform=right.transData + shift, **bars
-                )
-        first, last = min(promised), max(promised)
-        room = 0.05 * (last - first) or 0.01
-        right.plot(
-            [first, last], [first, last], ":", color=style.GREY, linewidth=1.2, zorder=0
-        )
-        place: Any = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-        right.annotate(
-            "promised", (first, first), fontsize=7, color=style.GREY, **place
-        )
-        left.set(ylim=(-0.02, 1.02), ylabel="inputs answered")
-        right.set_ylabel("accuracy of the answers")
-        for axes in (left, right):
-            axes.set(xlim=(first - room, last + room), xlabel="accuracy promised")
-            axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
-        style.plain_axes(left, right)
-        style.add_legend(figure, left)
-    return figure
+    few = style.some_points(n_rows)
+    grey: dict[str, Any] = {"color": style.GREY, "linewidth": 1}
+    error = 1 - correct.mean()
+    axes.axhline(error, linestyle="--", label="random order", **grey)
+    axes.plot(kept[few] / n_rows, best[few], linestyle=":", label="best order", **grey)

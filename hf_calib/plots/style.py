@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours are distinguishable in every kind of colour vision; hatching helps in grey.
 BLUE, SKY, VERMILION = "#0072B2", "#A6D8F5", "#D55E00"
-PEACH, GREY = "#F9C9A8", "#8C8C8C"
+PEACH, GREY, LIGHT = "#F9C9A8", "#8C8C8C", "#BDBDBD"
 
 _MANY = (BLUE, VERMILION, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
 
 _FORMATS = (".pdf", ".png", ".svg")
-_MOST_POINTS = 1_000  # The most points of a curve; more are not visible.
-_VALUES_RESAMPLED = (
-    2e7  # In total per panel; with few resamples the band is thin anyway.
-)
+# The most points of a curve; more are not visible.
+_MOST_POINTS = 1_000
+# In total per panel; with few resamples the band is thin anyway.
+_VALUES_RESAMPLED = 2e7
 _FEWEST_RESAMPLES = 50
 _STYLE: Any = {
     "text.parse_math": False,  # Names are text, not formulas.
@@ -68,28 +68,31 @@ def check_panels(
     for name, (confidences, correct) in panels.items():
         confidence = as_floats(f"confidences of panel {name!r}", confidences)
         right = as_floats(f"correct of panel {name!r}", correct)
-        fits = (
-            confidence.ndim == 1
-            and confidence.shape == right.shape
-            and confidence.size > 0
+        are_equally_long = confidence.ndim == 1 and confidence.shape == right.shape
+        check(
+            are_equally_long and confidence.size > 0,
+            f"panel {name!r} to be two equally long arrays (N,)",
+            f"shapes {confidence.shape} and {right.shape}",
+            "pass probs.max(axis=1) and probs.argmax(axis=1) == labels",
         )
-        got = f"shapes {confidence.shape} and {right.shape}"
-        way_out = "pass probs.max(axis=1) and probs.argmax(axis=1) == labels"
-        check(fits, f"panel {name!r} to be two equally long arrays (N,)", got, way_out)
-        within = bool(((confidence >= 0) & (confidence <= 1 + 1e-6)).all())
-        got = f"values from {confidence.min():.6g} to {confidence.max():.6g}"
-        requirement = f"confidences of panel {name!r} to lie in [0, 1]"
-        check(within, requirement, got, "pass probabilities, not logits")
-        got = f"values from {right.min():.6g} to {right.max():.6g}"
-        way_out = "pass probs.argmax(axis=1) == labels"
+        check(
+            bool(((confidence >= 0) & (confidence <= 1 + 1e-6)).all()),
+            f"confidences of panel {name!r} to lie in [0, 1]",
+            _range_of(confidence),
+            "pass probabilities, not logits",
+        )
         check(
             bool(np.isin(right, (0, 1)).all()),
             f"correct of panel {name!r} to be 0 or 1",
-            got,
-            way_out,
+            _range_of(right),
+            "pass probs.argmax(axis=1) == labels",
         )
         checked[name] = TopLabel(confidence.clip(0, 1), right)
     return checked
+
+
+def _range_of(values: NDArray[np.float64]) -> str:
+    return f"values from {values.min():.6g} to {values.max():.6g}"
 
 
 def check_class_names(
@@ -97,20 +100,21 @@ def check_class_names(
 ) -> tuple[str, ...]:
     """Return a name for each class, by default its index."""
     check_names("class_names", class_names)
-    names = tuple(map(str, range(n_classes) if class_names is None else class_names))
-    way_out = "name the columns of probs in their order"
+    if class_names is None:
+        return tuple(map(str, range(n_classes)))
     check(
-        len(names) == n_classes,
+        len(class_names) == n_classes,
         f"class_names to be {n_classes} names",
-        len(names),
-        way_out,
+        len(class_names),
+        "name the columns of probs in their order",
     )
-    return names
+    return tuple(map(str, class_names))
 
 
 def affordable_resamples(n_resamples: int, n_values: int) -> int:
     """Return the affordable number of resamples for this number of values."""
-    return min(n_resamples, max(_FEWEST_RESAMPLES, int(_VALUES_RESAMPLED // n_values)))
+    affordable = int(_VALUES_RESAMPLED // n_values)
+    return min(n_resamples, max(_FEWEST_RESAMPLES, affordable))
 
 
 # Figures and axes
@@ -137,25 +141,28 @@ def paired_panels(
     title: str | None,
 ) -> Iterator[tuple[Figure, dict[tuple[str, str], NDArray[Any]]]]:
     """Yield a figure with two axes per row and column: one with the diagonal, and one for the confidences."""
-    n_rows, n_columns = len(rows), len(columns)
-    heights = [2.6, 1] * n_rows
+    n_rows = len(rows)
+    n_columns = len(columns)
     with drawing(0.7 + 2.5 * n_columns, 0.6 + 3.1 * n_rows, title) as figure:
-        grid = figure.subplots(
-            2 * n_rows, n_columns, sharex=True, squeeze=False, height_ratios=heights
-        )
+        shape: dict[str, Any] = {"sharex": True, "squeeze": False}
+        shape["height_ratios"] = [2.6, 1] * n_rows
+        grid = figure.subplots(2 * n_rows, n_columns, **shape)
         plain_axes(*grid.flat)
-        for upper in grid[::2].flat:
-            draw_diagonal(upper)
-            unit_ticks(upper)
-        for axes, label in zip(grid[:, 0], ylabels * n_rows, strict=True):
-            axes.set_ylabel(label)
+        pairs = {}
+        for i, row in enumerate(rows):
+            pair = grid[2 * i : 2 * i + 2]
+            for axes, label in zip(pair[:, 0], ylabels, strict=True):
+                axes.set_ylabel(label)
+            for upper in pair[0]:
+                draw_diagonal(upper)
+                unit_ticks(upper)
+            for j, column in enumerate(columns):
+                pairs[row, column] = pair[:, j]
         for axes, name in zip(grid[0], columns, strict=True):
             write_above(axes, name, 17, fontsize=9, fontweight="bold")
         for axes in grid[-1]:
             axes.set_xlabel("confidence")
-        places = [(row, column) for row in rows for column in columns]
-        pairs = grid.reshape(n_rows, 2, n_columns).swapaxes(1, 2).reshape(-1, 2)
-        yield figure, dict(zip(places, pairs, strict=True))
+        yield figure, pairs
 
 
 def plain_axes(*several: Axes) -> None:
@@ -167,10 +174,12 @@ def plain_axes(*several: Axes) -> None:
 
 def unit_ticks(axes: Axes, which: str = "xy") -> None:
     """Set ticks at the quarters of [0, 1], with numbers at every other tick."""
-    for letter in which:
-        getattr(axes, f"set_{letter}ticks")(
-            [0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"]
-        )
+    places = [0, 0.25, 0.5, 0.75, 1]
+    words = ["0", "", "0.5", "", "1"]
+    if "x" in which:
+        axes.set_xticks(places, words)
+    if "y" in which:
+        axes.set_yticks(places, words)
 
 
 def draw_diagonal(axes: Axes) -> None:
@@ -178,15 +187,8 @@ def draw_diagonal(axes: Axes) -> None:
     from matplotlib.patheffects import withStroke
 
     outline = [withStroke(linewidth=2, foreground="white")]
-    axes.plot(
-        [0, 1],
-        [0, 1],
-        ":",
-        color="#333333",
-        linewidth=1.1,
-        path_effects=outline,
-        label="calibrated",
-    )
+    look: dict[str, Any] = {"color": "#333333", "linewidth": 1.1}
+    axes.plot([0, 1], [0, 1], ":", label="calibrated", path_effects=outline, **look)
     axes.set(xlim=(0, 1), ylim=(0, 1))
 
 
@@ -198,12 +200,8 @@ def draw_means(axes: Axes, accuracy: float, confidence: float, top: float = 1) -
 
 def name_sides(axes: Axes) -> None:
     """Write "over-confident" and "under-confident" on the sides of the diagonal."""
-    look: Any = {
-        "fontsize": 6.5,
-        "fontstyle": "italic",
-        "color": "#555555",
-        "transform": axes.transAxes,
-    }
+    look: Any = {"fontsize": 6.5, "fontstyle": "italic", "color": "#555555"}
+    look["transform"] = axes.transAxes
     axes.text(0.03, 0.97, "under-confident", ha="left", va="top", **look)
     axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **look)
 
@@ -218,19 +216,16 @@ def add_legend(
     """Add a legend of an axes below the figure, with further lines given by their style."""
     from matplotlib.lines import Line2D
 
-    handles = axes.get_legend_handles_labels()[0]
-    handles += [
-        Line2D([], [], label=name, **look) for name, look in (more or {}).items()
-    ]
+    handles, _ = axes.get_legend_handles_labels()
+    for name, look in (more or {}).items():
+        handles.append(Line2D([], [], label=name, **look))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
 def line_looks() -> Iterator[dict[str, Any]]:
     """Return a colour and a dash for each line, from seven colours and five kinds of dash."""
-    return (
-        {"color": c, "linestyle": d}
-        for c, d in zip(cycle(_MANY), cycle(_DASHES), strict=False)
-    )
+    for colour, dash in zip(cycle(_MANY), cycle(_DASHES), strict=False):
+        yield {"color": colour, "linestyle": dash}
 
 
 def some_points(n_points: int, *, more_first: bool = False) -> NDArray[np.intp]:
@@ -238,10 +233,10 @@ def some_points(n_points: int, *, more_first: bool = False) -> NDArray[np.intp]:
     if n_points <= _MOST_POINTS:
         return np.arange(n_points)
     if more_first:
-        return (
-            np.unique(np.geomspace(1, n_points, _MOST_POINTS).round().astype(int)) - 1
-        )
-    return np.linspace(0, n_points - 1, _MOST_POINTS).round().astype(int)
+        positions = np.geomspace(1, n_points, _MOST_POINTS) - 1
+    else:
+        positions = np.linspace(0, n_points - 1, _MOST_POINTS)
+    return np.unique(positions.round().astype(int))
 
 
 # Names
@@ -250,14 +245,8 @@ def some_points(n_points: int, *, more_first: bool = False) -> NDArray[np.intp]:
 def write_above(axes: Axes, text: str, points: float, **look: Any) -> None:
     """Write a text this many points above the left corner of a panel, in as many lines as needed."""
     lines = "\n".join(name_lines(text, 30))
-    axes.annotate(
-        lines,
-        (0, 1),
-        (0, points),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        **look,
-    )
+    look |= {"xycoords": "axes fraction", "textcoords": "offset points"}
+    axes.annotate(lines, (0, 1), (0, points), **look)
 
 
 def name_lines(name: str, width: int) -> list[str]:

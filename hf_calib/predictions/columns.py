@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,14 +64,12 @@ class Columns:
     def check_same(self, opened: Opened) -> None:
         """Raise if a file has other columns, classes or folders than the first."""
         names = opened.names
-        times = Counter(names)
         needed = [*self.scores, *self.others]
-        missing = [repr(name) for name in needed if name not in times]
+        missing = [repr(name) for name in sorted({*needed}.difference(names))]
         way_out = "write all files with the same columns"
         requirement = "the columns to be those of the first file"
         check(not missing, requirement, f"none named {few(missing)}", way_out)
-        for name in needed:
-            _check_once(times, name)
+        check_different(opened, needed)
         prefix = PREFIXES.get(self.kind)
         if prefix is None or self.listed:
             return
@@ -115,12 +113,7 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     for form in (_of_lists, _of_classes, _of_top_labels, _of_a_score):
         found = found or form(opened, others, label, wanted)
     found = found or _without_prefix(opened, others, label)
-    times = Counter(names)
-    for name in found.scores:
-        _check_once(times, name)
-    if not found.listed:
-        for name in found.scores:
-            check_type_of_numbers(opened, name)
+    check_different(opened, found.scores)
     check_class_names(found.class_names)
     if label is not None and found.kind != CONFIDENCE and label in opened.kinds:
         kind = opened.kinds[label]
@@ -314,7 +307,6 @@ def _lists_in(opened: Opened) -> list[str]:
 def _check_named(opened: Opened, wanted: Wanted, label: str | None) -> None:
     """Raise unless the columns that the user names are there, once each."""
     names = opened.names
-    times = Counter(names)
     options = [("label_column", label), ("weight_column", wanted.weight_column)]
     options += [("by", name) for name in wanted.by]
     for option, name in options:
@@ -323,7 +315,6 @@ def _check_named(opened: Opened, wanted: Wanted, label: str | None) -> None:
         requirement = f"{option} to be one of {', '.join(names)}"
         way_out = did_you_mean(name, names)
         check(name in names, requirement, repr(name), way_out)
-        _check_once(times, name)
     for name in wanted.by:
         if name in opened.kinds:
             check_slices(name, opened.kinds[name])
@@ -343,18 +334,14 @@ def _check_blanks(names: Sequence[str], missing: Set[str | None]) -> None:
     check(not blank, requirement, few(blank), way_out)
 
 
-def check_different(opened: Opened) -> None:
-    """Raise if two columns of a file have one name, as all of them are written again."""
-    times = Counter(opened.schema.names)
-    for name in times:
-        _check_once(times, name)
-
-
-def _check_once(times: Mapping[str, int], name: str) -> None:
-    """Raise if several columns that are read have one name."""
+def check_different(opened: Opened, names: Iterable[str]) -> None:
+    """Raise if several columns of a file have one of these names."""
+    times = Counter(opened.names)
     requirement = "the columns of a table to have different names"
-    got = f"a file that contained multiple columns named {name}"
-    check(times[name] == 1, requirement, got, "rename or remove all but one")
+    way_out = "rename or remove all but one"
+    for name in names:
+        got = f"a file that contained multiple columns named {name}"
+        check(times[name] < 2, requirement, got, way_out)
 
 
 def _check_classes_named(used: Sequence[str], classes: Sequence[str]) -> None:

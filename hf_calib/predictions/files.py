@@ -7,7 +7,7 @@ import io
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
@@ -65,24 +65,21 @@ def find_files(sources: Sequence[str]) -> tuple[Any, list[File]]:
 
     found: dict[Any, File] = {}
     filesystems = []
+    way_out = f"check the path; files end in {', '.join(FORMATS)}, or a folder has them"
     for source in sources:
         with readable(source):
             filesystem, root = fsspec.core.url_to_fs(source)
             filesystems.append(filesystem)
-            for file in _files_of(filesystem, root):
-                # A link is no second file.
-                found.setdefault(identity(file.path), file)
-    got = few(list(sources))
+            files = list(_files_of(filesystem, root))
+        got = f"{few([source])}, where there are none"
+        check(bool(files), "predictions to name existing files", got, way_out)
+        for file in files:
+            # A link is no second file.
+            found.setdefault(identity(file.path), file)
     kinds = {type(each) for each in filesystems}
     way_out = "read the files of each place with a separate command"
+    got = few(list(sources))
     check(len(kinds) == 1, "the predictions to lie in one place", got, way_out)
-    way_out = f"check the path; files end in {', '.join(FORMATS)}, or a folder has them"
-    check(
-        bool(found),
-        "predictions to name existing files",
-        f"{got}, where there are none",
-        way_out,
-    )
     return filesystems[0], sorted(found.values(), key=lambda file: file.path)
 
 
@@ -109,12 +106,10 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
         if not is_named and not is_read(PurePosixPath(name)):
             continue
         _check_ending(name)
-        check(
-            filesystem.info(path)["type"] == "file",
-            f"{path} to be a file",
-            "a folder",
-            "name the folder above it",
-        )
+        kind = filesystem.info(path)["type"]
+        got = "a folder" if kind == "directory" else "no regular file"
+        way_out = "name a file, or the folder above it"
+        check(kind == "file", f"{path} to be a file", got, way_out)
         folders = [each for each in name.split("/")[:-1] if "=" in each]
         partition: Any = tuple(tuple(each.split("=", 1)) for each in folders)
         yield File(path, name, partition)
@@ -161,8 +156,10 @@ class Opened(ABC):
         folders = [key for key, _ in self.file.partition]
         return [*self.schema.names, *(key for key in folders if key not in self.kinds)]
 
-    def load(self, numbers: Sequence[str]) -> None:  # noqa: B027, most formats have types
-        """Read what has to be read at once, with these columns as numbers."""
+    def load(  # noqa: B027, most formats have types
+        self, numbers: Sequence[str], others: Sequence[str]
+    ) -> None:
+        """Read what has to be read at once: columns as numbers, and others as texts."""
 
     @abstractmethod
     def first(self, name: str) -> Any:
@@ -297,7 +294,8 @@ class _Text(_Held):
         requirement = f"{self.file.name} to begin with a line of column names"
         way_out = "end each row by a new line, and close all quotation marks"
         check(bool(lines.strip()), requirement, got, way_out)
-        text = io.StringIO(lines.decode("utf-8-sig"), newline="")
+        # Columns that are not read may hold other bytes.
+        text = io.StringIO(lines.decode("utf-8-sig", "replace"), newline="")
         rows = (row for row in csv.reader(text, delimiter=self.separator) if row)
         names = next(rows)
         try:
@@ -310,33 +308,38 @@ class _Text(_Held):
         place = self.schema.names.index(name)
         return self.first_row[place] if place < len(self.first_row) else None
 
-    def load(self, numbers: Sequence[str]) -> None:
-        with readable(self.file.name):
-            self.hold(self._loaded(numbers))
+    def load(self, numbers: Sequence[str], others: Sequence[str]) -> None:
+        import pyarrow
 
-    def _loaded(self, numbers: Sequence[str]) -> Table:
+        types = dict.fromkeys(others, pyarrow.string())
+        types |= dict.fromkeys(numbers, pyarrow.float64())
+        stored = {name: kind for name, kind in types.items() if name in self.kinds}
+        with readable(self.file.name):
+            self.hold(self._loaded(stored))
+
+    def _loaded(self, types: Mapping[str, Any]) -> Table:
         import pyarrow
 
         try:
-            return self._read(numbers, use_threads=True)
+            return self._read(types, use_threads=True)
         except pyarrow.ArrowInvalid:
             # Only one thread knows the number of the row.
             try:
-                return self._read(numbers, use_threads=False)
+                return self._read(types, use_threads=False)
             except pyarrow.ArrowInvalid as error:
                 self._explain(str(error))
                 raise
 
-    def _read(self, numbers: Sequence[str], *, use_threads: bool) -> Table:
-        import pyarrow
+    def _read(self, types: Mapping[str, Any], *, use_threads: bool) -> Table:
         from pyarrow import csv as text
 
-        types = dict.fromkeys(self.schema.names, pyarrow.string())
-        types |= dict.fromkeys(numbers, pyarrow.float64())
         reading = text.ReadOptions(use_threads=use_threads, block_size=_BLOCK)
         parsing = text.ParseOptions(delimiter=self.separator, newlines_in_values=True)
         converting = text.ConvertOptions(
-            column_types=types, null_values=[""], strings_can_be_null=False
+            column_types=types,
+            include_columns=list(types),
+            null_values=[""],
+            strings_can_be_null=False,
         )
         with self.filesystem.open(self.file.path, "rb", compression="infer") as opened:
             return text.read_csv(opened, reading, parsing, converting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TextIO
@@ -86,7 +87,10 @@ def read_log(rows: list[Any], name: str, scores: OptionScores = "sum") -> Predic
 
 def _answers(arguments: Any, place: str) -> list[str]:
     """The answers in a dictionary, or in the pairs of context and answer of old versions."""
-    pairs = list(arguments.values()) if isinstance(arguments, dict) else arguments
+    pairs = arguments
+    if isinstance(arguments, dict):
+        # A log with sorted keys has gen_args_10 before gen_args_2, but its log-likelihoods in order.
+        pairs = [arguments[key] for key in sorted(arguments, key=_number_at_the_end)]
     try:
         texts = [pair["arg_1"] if isinstance(pair, dict) else pair[1] for pair in pairs]
     except (TypeError, KeyError, IndexError):
@@ -94,6 +98,12 @@ def _answers(arguments: Any, place: str) -> list[str]:
     requirement = "arguments to hold a context and an answer for each answer"
     check(bool(texts), requirement, f"{few([arguments])} {place}", _WAY_OUT)
     return [str(text).strip() for text in texts]
+
+
+def _number_at_the_end(key: str) -> int:
+    """The number of gen_args_2 and the like; 0 without one."""
+    digits = re.search(r"\d+$", key, re.ASCII)
+    return 0 if digits is None else int(digits.group())
 
 
 def _likelihoods(
@@ -133,6 +143,7 @@ def _targets(
         for each, own in zip(targets, answers, strict=True)
     ]
     wrong: list[int] = []
+    fitting: list[list[int]] = []
     for labels in (targets, texts):
         wrong = [
             place
@@ -142,8 +153,19 @@ def _targets(
             != (label == str(best[place]))
         ]
         if not wrong:
-            return [int(label) for label in labels]
+            fitting.append([int(label) for label in labels])
     requirement = "the target to be the index or the text of the correct answer, in agreement with acc"
-    got = f"{targets[wrong[0]]!r} {places[wrong[0]]}"
-    check(not wrong, requirement, got, _WAY_OUT)
-    return []
+    place = wrong[0] if wrong else 0
+    got = f"{targets[place]!r} {places[place]}"
+    check(bool(fitting), requirement, got, _WAY_OUT)
+    as_indices = fitting[0]
+    as_texts = fitting[-1]
+    differing = [
+        place for place in range(len(rows)) if as_indices[place] != as_texts[place]
+    ]
+    place = differing[0] if differing else 0
+    got = f"{targets[place]!r} {places[place]}, which is both"
+    requirement = "the target to be the index of an answer or the text of one"
+    way_out = "log the metric acc, which tells them apart"
+    check(not differing, requirement, got, way_out)
+    return as_indices

@@ -62,6 +62,7 @@ from hf_calib.predictions.predictions import (
 )
 
 _AT_ONCE = 8  # Files, each of which waits for its storage.
+_SHOWN = 1_000_000  # Fewer rows are read in a moment.
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def read_predictions(
         option_scores: scores of the answers in a log of lm-evaluation-harness: the "sum" of their tokens'
             log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
         all_columns: True to keep all columns of tables, as `others`.
-        on_rows: called after each file with its number of rows, and that of all files.
+        on_rows: called after each file with its number of rows, and that of all files, if they are many.
 
     Raises:
         ValueError: if a file is missing, unreadable or truncated, or the files do not go together.
@@ -146,14 +147,15 @@ def read_predictions(
         with naming(files[0], files):
             columns = columns_of(tables[0], wanted)
         _check_alike(tables, columns, all_columns=all_columns)
-        for _ in pool.map(lambda each: each.load(columns.numbers), tables):
+        for _ in pool.map(partial(_load, columns, all_columns=all_columns), tables):
             pass
         n_rows = sum(each.n_rows for each in tables)
         way_out = "write the predictions below the header"
         check(n_rows > 0, "the predictions to have rows", f"none in {name}", way_out)
         rows = _Rows(tables, columns, all_columns=all_columns)
         for n_own in pool.map(rows.read, range(len(tables))):
-            on_rows(n_own, n_rows)
+            if n_rows > _SHOWN:
+                on_rows(n_own, n_rows)
     with rows.naming():
         predictions = rows.predictions()
     return Read(name, tuple(files), predictions, columns, rows.others())
@@ -284,7 +286,12 @@ def _check_alike(
             for name in columns.numbers:
                 check_type_of_numbers(each, name)
             if all_columns:
-                check_different(each)
+                check_different(each, each.names)
+
+
+def _load(columns: Columns, opened: Opened, *, all_columns: bool) -> None:
+    others = opened.names if all_columns else [*columns.scores, *columns.others]
+    opened.load(columns.numbers, others)
 
 
 class _Rows:

@@ -1,7 +1,6 @@
 """A calibration report: every metric with its interval, tables, figures, and a diagnosis in words."""
 
 from hf_calib.metrics.sums import Interval
-from hf_calib.report.comparison import Comparison, read_report
 from hf_calib.report.document import Document
 from hf_calib.report.making import (
     calibration_report,
@@ -29,7 +28,6 @@ __all__ = [
     "BinRow",
     "CalibrationReport",
     "ClassRow",
-    "Comparison",
     "DecisionSection",
     "Document",
     "EntitySection",
@@ -41,7 +39,6 @@ __all__ = [
     "SoftLabelSection",
     "calibration_report",
     "ood_section",
-    "read_report",
     "report_on_predictions",
     "report_on_states",
     "with_entities",

@@ -89,8 +89,6 @@ class Table(_OfTexts):
     header: Sequence[str]  # "\n" breaks a line
     rows: Sequence[Sequence[str]]
     title: str | None = None  # on a screen; None keeps the table off it
-    stacked: bool = False  # a page shows intervals below their values
-    folded: bool = False  # a page shows it only once its caption is opened
     links: Mapping[str, str] = field(
         default_factory=dict
     )  # name of a row -> address, or ""
@@ -354,7 +352,7 @@ def titled(
 
 
 def plain(value: Any) -> Any:
-    """A value in JSON types, without curves and fields that are not compared; non-finite numbers become None.
+    """A value in JSON types, without fields that are not compared; non-finite numbers become None.
 
     >>> plain({"ece": Interval(0.5, float("nan")), "names": ("a", "b")})
     {'ece': {'value': 0.5, 'low': None, 'high': None}, 'names': ['a', 'b']}
@@ -368,7 +366,7 @@ def plain(value: Any) -> Any:
     elif hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items() if key != "curve"}
+        return {key: plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, np.generic):

@@ -39,7 +39,6 @@ from hf_calib.metrics.sums import (
     bin_sums,
     binned_error,
     class_gaps,
-    sweep_error,
     top_label_error,
     uniform_bins,
     uniform_edges,
@@ -212,7 +211,6 @@ MEASURES: dict[str, Measure] = {
     "ece_debiased": Measure(
         "ECE, equal mass, debiased", _ECE, _DEBIASED, binned=True, interval="inversion"
     ),
-    "ece_sweep": Measure("ECE, bins by sweep", "ece_sweep"),
     "smooth_ece": Measure("Smooth ECE", "smooth_calibration_error"),
     "kde_ece": Measure(
         "Kernel ECE", "kde_calibration_error", n_examples=(2, MAX_EXAMPLES_FOR_KDE)
@@ -235,7 +233,6 @@ MEASURES: dict[str, Measure] = {
 _OF_TOP_LABELS: dict[str, Callable[..., Any]] = {
     _CORP: partial(decompose, score="brier"),
     _ECE: top_label_error,
-    "ece_sweep": sweep_error,
     "smooth_calibration_error": smooth_error,
     _SIDES: cross_fitted_errors,
     "maximum_calibration_error": partial(top_label_error, norm="max"),

@@ -18,9 +18,7 @@ from hf_calib.metrics.multi_label import (
     macro,
 )
 from hf_calib.metrics.sums import BinSums, Interval, interval_of, uniform_bins
-from hf_calib.plots import label_reliability_grid
-from hf_calib.plots.binned import all_labels_reliability
-from hf_calib.plots.rows import label_errors_chart
+from hf_calib.plots.binned import OF_LABELS, all_labels_reliability, classes_of_sums
 from hf_calib.report.document import Cells, cell
 from hf_calib.report.measured import Coins, Measured, Overall, Settings, bin_rows
 
@@ -46,7 +44,6 @@ TITLES = {
 CAPTIONS = {
     "reliability": "All decisions: frequency of labels against their probability, with 95% Wilson intervals.",
     "classwise": "The labels with the largest calibration errors.",
-    "label_errors": "The calibration error (ECE) of each label.",
 }
 FOOTNOTES = (
     "Macro: the mean over the labels for which a metric is defined. Micro: the metric of all decisions together, one "
@@ -170,18 +167,13 @@ def label_table(report: CalibrationReport) -> Cells:
 
 def draw_labels(report: CalibrationReport) -> dict[str, Figure]:
     """The figures of a report by name."""
-    states, names, n_bins = report.panels, report.class_names, report.settings.n_bins
-    by_label, targets = report.before.labels, report.labels
-    order = [c for c, label in enumerate(by_label) if label.n_known]
-    order.sort(key=lambda c: -by_label[c].metrics["ece"].value)
-    bins, errors = {}, {}
-    for name, state in states.items():
-        bins[name] = label_bins(check_decisions(state.probs, targets), n_bins)
-        errors[name] = np.array([state.labels[c].metrics["ece"].value for c in order])
+    n_bins = report.settings.n_bins
+    bins = {
+        name: label_bins(check_decisions(state.probs, report.labels), n_bins)
+        for name, state in report.panels.items()
+    }
+    final = list(bins.values())[-1]
     return {
         "reliability": all_labels_reliability(bins),
-        "classwise": label_reliability_grid(
-            report.final.probs, targets, class_names=names, n_bins=n_bins
-        ),
-        "label_errors": label_errors_chart(errors, [names[c] for c in order]),
+        "classwise": classes_of_sums(final, report.class_names, words=OF_LABELS),
     }

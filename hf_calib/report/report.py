@@ -53,9 +53,7 @@ _CAPTIONS = {
     "corp": "Reliability by isotonic regression (CORP); even a calibrated model leaves the pointwise band somewhere.",
     "confidence_histogram": "Confidences of correct predictions (up) and of wrong predictions (down).",
     "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
-    "decisions": "Share of inputs answered for a promised accuracy, and the accuracy of the answers (95% intervals).",
     "entities": "Reliability of predicted entities, by the product and by the smallest of their tokens' probabilities.",
-    "out_of_distribution": "Flagged out-of-distribution inputs against flagged rows, for every threshold.",
     "classwise": "Frequency of a class against its probability, in bins with 95% Wilson intervals.",
 }
 _BIN_COLUMNS: dict[str, Callable[[Any], str]] = {
@@ -401,9 +399,6 @@ class CalibrationReport:
         found = _draw_rows(self) if self.before.state is None else _draw_states(self)
         for each in self.parts:
             found |= each.figures(self.settings.n_bins)
-        if self.out_of_distribution:
-            curves = {each.name: each.curves() for each in self.out_of_distribution}
-            found["out_of_distribution"] = plots.roc_diagram(curves)
         return found
 
     def save(self, folder: Path | str) -> None:

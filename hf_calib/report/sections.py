@@ -116,9 +116,6 @@ class DecisionSection(ReportSection):
             )
         return sentences
 
-    def figures(self, n_bins: int) -> dict[str, Figure]:
-        return {"decisions": plots.promise_diagram(self.curves)} if self.curves else {}
-
 
 @dataclass(frozen=True)
 class EntitySection(ReportSection):
@@ -238,13 +235,6 @@ class OodSection(ReportSection):
                 for state, found in columns.items():
                     states[state][f"{rate} {score}"] = getattr(found[score], rate)
         return document.table_of("score", titles, states)
-
-    def curves(self) -> dict[str, OodDetection]:
-        """ROC curves for the figure: each score, after calibration if it was measured."""
-        return {
-            OOD_SCORES[score]: found
-            for score, found in (self.after or self.before).items()
-        }
 
 
 def ood_section(

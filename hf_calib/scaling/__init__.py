@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from hf_calib.scaling.curves import HistogramBinning as HistogramBinning
     from hf_calib.scaling.curves import IsotonicScaling as IsotonicScaling
     from hf_calib.scaling.curves import SplineScaling as SplineScaling
-    from hf_calib.scaling.inverse import InverseLink as InverseLink
     from hf_calib.scaling.priors import PriorCorrection as PriorCorrection
     from hf_calib.scaling.saved_map import load_map as load_map
     from hf_calib.scaling.saved_map import save_map as save_map
@@ -42,14 +41,14 @@ class ScalerEntry(NamedTuple):
 
     Args:
         name, module: name of the class, and its module in `hf_calib.scaling`.
-        needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or,
-            without labels, the "training_loss" or "priors".
+        needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or
+            "priors" without labels.
         foldable, bias: whether `hf_calib.fold` can write it into the head, and whether the head then needs a bias.
     """
 
     name: str
     module: str
-    needs: Literal["labels", "label_matrix", "training_loss", "priors"] = "labels"
+    needs: Literal["labels", "label_matrix", "priors"] = "labels"
     foldable: bool = False
     bias: bool = False
 
@@ -80,7 +79,6 @@ SCALERS: dict[str, ScalerEntry] = {
     "histogram": ScalerEntry("HistogramBinning", "curves"),
     "isotonic": ScalerEntry("IsotonicScaling", "curves"),
     "spline": ScalerEntry("SplineScaling", "curves"),
-    "inverse_link": ScalerEntry("InverseLink", "inverse", "training_loss"),
 }
 # The methods of the commands, whose models and files of predictions have one label per row.
 SINGLE_LABEL_SCALERS = {

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from hf_calib._errors import check, few
@@ -130,21 +129,6 @@ def _in_short(value: Any) -> str:
     text = repr(value) if isinstance(value, list) else str(value)
     line = " ".join(text.split())
     return line if len(line) <= 100 else f"{line[:97]}..."
-
-
-class LogitScaling(Scaler):
-    """A calibrator whose probabilities are the softmax of the mapped logits or, with `multi_label`, their sigmoids."""
-
-    weight_: FloatArray
-    bias_: FloatArray
-    transform: Callable[[ArrayLike], FloatArray]
-
-    def predict_proba(self, logits: ArrayLike) -> FloatArray:
-        """Return the calibrated probabilities, of the shape of the logits, in float64."""
-        scaled = self.transform(logits)
-        return (
-            expit(scaled, out=scaled) if self.multi_label else softmax_in_place(scaled)
-        )
 
 
 class AffineMap(NamedTuple):

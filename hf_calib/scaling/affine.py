@@ -7,13 +7,14 @@ Newton's method starts at T and stops when a step would gain less than 1e-7 nats
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import log_softmax
+from scipy.special import expit, log_softmax
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
@@ -28,10 +29,11 @@ from hf_calib.metrics.checks import (
 from hf_calib.metrics.sums import top_label_sums
 from hf_calib.scaling._base import AffineMap as AffineMap
 from hf_calib.scaling._base import (
-    LogitScaling,
+    Scaler,
     as_fitted_logits,
     as_logits,
     refuse_masks,
+    softmax_in_place,
 )
 from hf_calib.scaling.newton import (
     Ridges,
@@ -65,8 +67,22 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-class Solvable(LogitScaling):
-    """A calibrator whose affine map can be found without a fit of the calibrator itself, as cross-validation does."""
+class Solvable(Scaler):
+    """A calibrator by an affine map, which can be found without a fit of the calibrator itself.
+
+    Its probabilities are the softmax of the mapped logits or, with `multi_label`, their sigmoids.
+    """
+
+    weight_: FloatArray
+    bias_: FloatArray
+    transform: Callable[[ArrayLike], FloatArray]
+
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
+        """Return the calibrated probabilities, of the shape of the logits, in float64."""
+        scaled = self.transform(logits)
+        if self.multi_label:
+            return expit(scaled, out=scaled)
+        return softmax_in_place(scaled)
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:
         """Return the affine map of checked rows; the calibrator gives its settings, and does not change."""

@@ -35,7 +35,7 @@ from hf_calib.scaling._base import (
 )
 from hf_calib.scaling.saved_map import BOUNDS
 
-LEFT_TO_GAIN = 1e-7  # In nats per example, before the last step.
+_LEFT_TO_GAIN = 1e-7  # In nats per example, before the last step.
 _MAX_STEPS = 200
 _MAX_PRODUCTS = 250  # Products with the Hessian for one step.
 _KEPT = 2**20  # The most probabilities kept for products; the rest is recomputed.
@@ -320,7 +320,7 @@ class Start:
         None  # A map of similar rows, as with another penalty; None begins at the temperature.
     )
     nats: float = (
-        LEFT_TO_GAIN  # The most that the fit may be above the lowest loss, per row.
+        _LEFT_TO_GAIN  # The most that the fit may be above the lowest loss, per row.
     )
 
 

@@ -58,7 +58,7 @@ Criterion = Literal["nll", "ece", "adaptive_ece"]
 BOUNDS = (1e-5, 1e5)
 LARGEST_NUMBER = 1e12  # Beyond it the logits are lost in a head of float32.
 _ROUNDING = 1e-9
-_WORD = re.compile(r"[a-z_][a-z0-9_=., ()+-]{0,100}")  # A choice or a setting.
+_WORD = re.compile(r"[a-z_][a-z0-9_=.()+-]{0,100}")  # A choice.
 
 
 class Fitted(NamedTuple):
@@ -275,12 +275,6 @@ def _as_record(scaler: Any) -> Any:
     settings = scaler.get_params(deep=False)
     if settings.get("scaler") is not None:
         settings["scaler"] = _as_record(settings["scaler"])
-    if loss := settings.get("loss"):
-        about = {
-            name: getattr(loss, name)
-            for name in ("name", "hyperparameters", "class_weights")
-        }
-        settings["loss"] = about | {"state": loss.state_dict()}
     record = {
         "method": method,
         "settings": settings,
@@ -308,9 +302,7 @@ def _from_record(record: dict[str, Any]) -> Any:
     kind = SCALERS[method].load()
     arguments = inspect.signature(kind).parameters
     for name, value in settings.items():
-        if name == "loss":
-            settings[name] = _loss_from_record(value)
-        elif name == "scaler" and value is not None:
+        if name == "scaler" and value is not None:
             settings[name] = _from_record(value)
         else:
             requirement = f"setting {name} to be one of {', '.join(arguments)}"
@@ -351,11 +343,9 @@ def _check_setting(kind: type, argument: inspect.Parameter, value: Any) -> None:
     elif isinstance(default, int):
         fits = number(value) and isinstance(value, int)
     elif isinstance(default, str):
-        # An argument with choices is annotated by their name in the calibrator's module.
+        # Its choices are annotated, by their name in the calibrator's module.
         names = vars(import_module(kind.__module__))
-        choices = get_args(names.get(argument.annotation))
-        is_word = isinstance(value, str) and bool(_WORD.fullmatch(value))
-        fits = value in choices if choices else is_word
+        fits = value in get_args(names.get(argument.annotation))
     requirement = f"setting {argument.name} to be of the kind of {default!r}"
     check(fits, requirement, repr(value)[:100], "take the file unchanged")
 
@@ -376,24 +366,6 @@ def _check_map(found: Any, record: Mapping[str, Any]) -> None:
             f"another {key}",
             "take the file unchanged, or fit it again",
         )
-
-
-def _loss_from_record(record: dict[str, Any]) -> Any:
-    import torch
-
-    from hf_calib.losses import make_loss
-
-    loss = make_loss(
-        record["name"],
-        class_weights=record["class_weights"],
-        **record["hyperparameters"],
-    )
-    state = {
-        name: torch.from_numpy(np.array(value, float))
-        for name, value in record["state"].items()
-    }
-    loss.load_state_dict(state)  # Null has become NaN again.
-    return loss
 
 
 def method_of(scaler: Any, folds: bool = False) -> str:

@@ -21,6 +21,7 @@ from hf_calib._errors import check, did_you_mean, expected
 from hf_calib._text import counted
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss
 from hf_calib.metrics.checks import check_integer
+from hf_calib.metrics.sums import class_gaps
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import Criterion, map_title, method_of
 from hf_calib.trainer.calibration_map import fit_once
@@ -198,11 +199,12 @@ class AdaFocalCallback(CalibrationCallback):
 
         loss = self.adaptive_loss
         state = self.trainer.state
-        confidence, correct = sums.top_label
+        top = sums.top_label_rows
+        of_classes = class_gaps(sums.class_bins()) if loss.reads_labels else None
         loss.update(
-            confidence,
-            correct,
-            class_gaps=sums.class_gaps if loss.reads_labels else None,
+            top.confidence,
+            top.correct,
+            class_gaps=of_classes,
             progress=state.global_step / max(state.max_steps, 1),
         )
         table = loss.log_values()
@@ -497,7 +499,7 @@ class OwnCallbacks:
         self._installed[kind] = wanted
 
     def arrange(self) -> None:
-        """Keep the last of each kind, before the callbacks that close the log at the end of a training."""
+        """Keep the last of each kind, before all others."""
         ours = [self.find(kind) for kind in self.KINDS]
         acting = [callback for callback in ours if callback is not None]
         for callback in acting:
@@ -508,6 +510,21 @@ class OwnCallbacks:
             if not isinstance(callback, self.KINDS)
         ]
         self._handler.callbacks = [*acting, *others]
+
+    def arrange_for_the_end(self) -> None:
+        """Put the fit after callbacks that may replace the weights, and before those that may close the log.
+
+        A user's callback may leave an average of the weights, to which the calibrator is then fitted.
+        """
+        callbacks = list(self._handler.callbacks)
+        fits = [each for each in callbacks if isinstance(each, CalibrationMapCallback)]
+        closes = [
+            each
+            for each in callbacks
+            if type(each).on_log is not TrainerCallback.on_log and each not in fits
+        ]
+        before = [each for each in callbacks if each not in fits and each not in closes]
+        self._handler.callbacks = [*before, *fits, *closes]
 
 
 def gamma_callback(

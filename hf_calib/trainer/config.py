@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transformers import TrainingArguments
 
 from hf_calib._errors import check, few
+from hf_calib._records import each_once
 from hf_calib.losses import AdaptiveLoss, make_loss
 from hf_calib.metrics.checks import check_flag
 from hf_calib.metrics.state import lower_is_better
@@ -322,22 +323,9 @@ def _from_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value, object_pairs_hook=_each_once)
+        return json.loads(value, object_pairs_hook=each_once)
     except json.JSONDecodeError:
         return value
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A mapping of JSON; raise for a name that is there twice, of which one would be lost."""
-    names = [name for name, _ in pairs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    check(
-        not twice,
-        "JSON to have each name once",
-        got=f"{few(twice)} twice",
-        way_out="leave one out",
-    )
-    return dict(pairs)
 
 
 def read_mapping(value: Any) -> dict[str, Any] | None:

@@ -18,14 +18,15 @@ from torch import Tensor
 from hf_calib._compat import full_float32
 from hf_calib._errors import check
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.metrics.state import LOGGED_METRICS
-from hf_calib.metrics.streaming import StreamingCalibration
+from hf_calib.metrics.state import LOGGED_METRICS, CalibrationState
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of
 from hf_calib.trainer import labels as of_labels
 from hf_calib.trainer.calibration_map import check_size
 
+# With more classes, as in a vocabulary, no class has enough rows, and the sums would need most of the time.
+MOST_CLASSES_APART = 10_000
 _SUMMED_AT_ONCE = 2**16  # At least this many logits.
 _MAPPED_AT_ONCE = (
     2**20
@@ -64,8 +65,9 @@ class Evaluation:
     calibration_map: Any = None  # A fitted calibrator, whose metrics are computed, too.
 
     def __post_init__(self) -> None:
-        self.raw: StreamingCalibration | None = None
-        self.calibrated: StreamingCalibration | None = None
+        self.raw: CalibrationState | None = None
+        self.calibrated: CalibrationState | None = None
+        self.multi_label = False
         self.rows: list[Batch] = []  # What is kept.
         self.lengths: list[Tensor] = []  # Lengths of the sentences in `rows` of tokens.
         # What compute_loss has read of the batch in hand; `passes.watched` empties it before each batch.
@@ -117,18 +119,24 @@ class Evaluation:
 
     def _begin(self, logits: Tensor, *, multi_label: bool) -> None:
         """Make the sums, whose kind the first batch decides."""
-        self.raw = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
+        self.multi_label = multi_label
+        self.raw = self._new_state(logits.shape[-1])
         self._random = torch.Generator(logits.device)
         # Each process draws from its own tokens.
         self._random.manual_seed(self.accelerator.process_index)
         if self.calibration_map is not None:
-            self.calibrated = StreamingCalibration(
-                n_bins=self.n_bins, multi_label=multi_label
-            )
+            self.calibrated = self._new_state(logits.shape[-1])
             check_size(self.calibration_map, logits.shape[-1])
             self._mapped = on_device(self.calibration_map.affine_map(), logits)
         if multi_label and self.keep_values < math.inf:
             self.keep_values = 0  # No report resamples these.
+
+    def _new_state(self, n_classes: int) -> CalibrationState:
+        return CalibrationState(
+            n_classes=n_classes,
+            n_bins=self.n_bins,
+            by_class=n_classes <= MOST_CLASSES_APART,
+        )
 
     def _add_lengths(self, labels: Tensor) -> None:
         """Keep the number of labelled tokens of each sentence, by which a report resamples."""
@@ -153,13 +161,15 @@ class Evaluation:
         logits, labels = _joined(self._waiting)
         self._waiting = []
         self._n_waiting = 0
-        self.raw.update(logits, labels)
+        self.raw.update_logits(logits, labels, multi_label=self.multi_label)
         if self.calibrated is not None:
             step = max(1, _MAPPED_AT_ONCE // logits.shape[1])
             for some, their_labels in zip(
                 logits.split(step), labels.split(step), strict=True
             ):
-                self.calibrated.update(self._mapped(some), their_labels)
+                self.calibrated.update_logits(
+                    self._mapped(some), their_labels, multi_label=self.multi_label
+                )
         if self.keep_values:
             self._keep(logits, labels)
 
@@ -344,7 +354,7 @@ def on_device(mapping: AffineMap, logits: Tensor) -> Callable[[Tensor], Tensor]:
     return mapped
 
 
-def _compute(state: StreamingCalibration) -> dict[str, float]:
+def _compute(state: CalibrationState) -> dict[str, float]:
     """The metrics of the sums; NaN with a warning for logits that are not finite."""
     try:
         return state.compute()

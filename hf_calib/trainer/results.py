@@ -148,8 +148,8 @@ def _evaluated_rows(results: Results, evaluation: Evaluation) -> dict[str, Any]:
     rows = {"split": split, **described_rows(dataset)}
     if results.mixed_precision in ("bf16", "fp16"):
         rows["autocast"] = results.mixed_precision
-    if evaluation.raw is not None and not evaluation.raw.multi_label:
-        rows["n"] = len(evaluation.raw.top_label.correct)  # The number of tokens.
+    if evaluation.raw is not None and not evaluation.multi_label:
+        rows["n"] = evaluation.raw.n_rows  # The number of tokens.
     # The calibrator has seen these rows, which a reader of the metrics has to know.
     if (
         results.fitted is not None

@@ -102,6 +102,7 @@ class CalibrationMixin(Trainer):
     _planned_pass: Evaluation | None = None  # What `evaluate` hands to its loop.
     _resume_from: str | None = None
     _trial_of_search: Any = None
+    _weights_of_map: str | None = None  # The fingerprint when it was fitted, if known.
     _trained_in: set[torch.dtype] | None = None  # The dtypes of the trained weights.
 
     def __init__(
@@ -121,7 +122,11 @@ class CalibrationMixin(Trainer):
         )
         self.calibration_config: CalibrationConfig = config
         self.calibration_dataset = calibration_dataset
-        super().__init__(*args, **kwargs)
+        with warnings.catch_warnings():
+            # The losses of this library smooth the labels of each decision.
+            message = "Label smoothing is not compatible with multi-label"
+            warnings.filterwarnings("ignore", message)
+            super().__init__(*args, **kwargs)
         self.own_callbacks = OwnCallbacks(self, self.callback_handler)
         self.split_loaders = passes.SplitLoaders(self)
 
@@ -147,6 +152,7 @@ class CalibrationMixin(Trainer):
         # There is no event after the Trainer has restored the callbacks and before it calls them.
         handler: Any = self.callback_handler
         handler.on_train_begin = partial(self._begin_training, handler.on_train_begin)
+        handler.on_train_end = partial(self._end_training, handler.on_train_end)
         self._make_loss()
         self._set_direction()
         self._check_model()
@@ -527,6 +533,11 @@ class CalibrationMixin(Trainer):
         self._trained_in = {each.dtype for each in self.unwrapped_model.parameters()}
         return begin(*given)
 
+    def _end_training(self, end: Callable[..., Any], *given: Any) -> Any:
+        """Run the handler's end event, in which the calibrator is fitted to the weights that are left."""
+        self.own_callbacks.arrange_for_the_end()
+        return end(*given)
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> Any:
@@ -901,6 +912,15 @@ class CalibrationMixin(Trainer):
             of_the_loss = ("loss", "loss_kwargs", "class_weights")
             about = {key: about[key] for key in about if key not in of_the_loss}
         self._set_map(SavedMap(scaler, about))
+        self._weights_of_map = self._fingerprint()
+
+    def _fingerprint(self) -> str | None:
+        """That of the weights as they will be loaded; None where they have another form or are split."""
+        is_split = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        # A model with answers is loaded as another one, a classifier.
+        if is_split or self.answers is not None:
+            return None
+        return fingerprint_if_loaded(self.unwrapped_model)
 
     def _has_several_labels(self) -> bool | None:
         """Whether the rows have one float per class, by the first split with labels; None if it cannot be told."""
@@ -917,6 +937,7 @@ class CalibrationMixin(Trainer):
 
     def _set_map(self, fitted: SavedMap | None) -> None:
         self.fitted_map = fitted
+        self._weights_of_map = None
         maps.record_in_config(self.model_config, fitted)
 
     # ---- Saving ----
@@ -939,16 +960,12 @@ class CalibrationMixin(Trainer):
             )
 
     def _map_of_weights(self) -> SavedMap | None:
-        """The calibrator with the fingerprint of the weights that it is saved next to."""
+        """The calibrator with the fingerprint of the weights that it was fitted to, if that is known."""
         fitted = self.fitted_map
-        is_split = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        # A model with answers is loaded as another one, a classifier.
-        if fitted is None or is_split or self.answers is not None:
+        if fitted is None or self._weights_of_map is None:
             return fitted
-        weights = fingerprint_if_loaded(self.unwrapped_model)
-        if weights is None:
-            return fitted
-        return fitted._replace(about={**fitted.about, "fingerprint": weights})
+        about = {**fitted.about, "fingerprint": self._weights_of_map}
+        return fitted._replace(about=about)
 
     def _warn_not_folded(self) -> None:
         """Log once that a model is saved as trained although there is a calibrator."""
@@ -973,8 +990,9 @@ class CalibrationMixin(Trainer):
         `calibration.json`. It is written completely or, after an OSError, unchanged; other weights in it are removed.
 
         Raises:
-            ValueError: if no calibrator was fitted, or it cannot be folded into the model's head; if the model was
-                loaded from output_dir, or output_dir contains adapters or is a checkpoint.
+            ValueError: if no calibrator was fitted, the weights were changed since, or it cannot be folded into the
+                model's head; if the model was loaded from output_dir, or output_dir contains adapters or is a
+                checkpoint.
         """
         check_type(
             isinstance(output_dir, (str, os.PathLike)),
@@ -1005,6 +1023,13 @@ class CalibrationMixin(Trainer):
         )
         assert fitted is not None
         checks.check_not_rounded(self.unwrapped_model, self._trained_in)
+        if self._weights_of_map is not None:
+            check(
+                self._fingerprint() == self._weights_of_map,
+                "the model to have the weights that the calibrator was fitted to",
+                got="weights that were changed since",
+                way_out="call fit_calibration_map()",
+            )
         state_dict = None
         if (
             self.is_fsdp_enabled or self.is_deepspeed_enabled

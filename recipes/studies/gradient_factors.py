@@ -29,13 +29,13 @@ from papers.gradients import (
     simplex_grid,
     uncertainty_weights,
 )
+from papers.inverse_link import InverseLink
 from papers.simplex import simplex_surfaces
 from records import write_record
 from scipy.special import lambertw
 
 from hf_calib.losses import make_loss
 from hf_calib.plots import save_figure
-from hf_calib.scaling import InverseLink
 
 GAMMA, RIVAL = 1.0, 0.3  # of the regions, as the paper draws them; RIVAL is its q_j
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from options import check_seeds, count, output_folder
+from paired import corrected
 from records import in_words, mean_interval, write_record
 from scipy.special import entr, softmax
 from scipy.stats import ttest_1samp
@@ -31,7 +32,6 @@ from hf_calib.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
-from hf_calib.metrics.intervals import holm
 from hf_calib.plots import save_figure
 from hf_calib.scaling import TemperatureScaling
 
@@ -198,8 +198,8 @@ for (family, weight), rows in runs.items():
 # Holm's correction over all settings of the sweep, for each metric alone.
 for key in COMPARED:
     changes = [row[f"{key} minus cross entropy's"] for row in results[1:]]
-    corrected = holm([change["p"] for change in changes])
-    for change, p in zip(changes, corrected.tolist(), strict=True):
+    p_values = corrected([change["p"] for change in changes])
+    for change, p in zip(changes, p_values.tolist(), strict=True):
         change["p_corrected"] = p
 
 # Figure: each number against the weight, a line a penalty.

@@ -16,8 +16,10 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
+from forest import difference_diagram
 from newsgroups_cnn import NEWSGROUPS, SMALL, load_posts, make_trainer
 from options import check_seeds, count, output_folder
+from paired import corrected
 from papers.rivals import batch_rival_loss
 from records import kind_of_intervals, over_seeds, write_record
 from results_tables import claim_lines
@@ -30,8 +32,7 @@ from hf_calib.metrics import (
     kde_calibration_error,
     negative_log_likelihood,
 )
-from hf_calib.metrics.intervals import holm
-from hf_calib.plots import difference_diagram, save_figure
+from hf_calib.plots import save_figure
 from hf_calib.scaling import TemperatureScaling
 
 
@@ -482,8 +483,8 @@ for page in args.pages:
         for pair in pages[page][f"{table}, compared"]["rows"].values()
         for comparison in pair.values()
     ]
-    corrected = holm([comparison["p"] for comparison in comparisons])
-    for comparison, p in zip(comparisons, corrected.tolist(), strict=True):
+    p_values = corrected([comparison["p"] for comparison in comparisons])
+    for comparison, p in zip(comparisons, p_values.tolist(), strict=True):
         comparison["p_corrected"] = p
     for table in PAGES[page]:
         rows, pairs = (

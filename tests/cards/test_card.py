@@ -385,10 +385,27 @@ def test_broken_files_are_warned_of_and_left_out(name: str, folder: Path) -> Non
         assert card_of(folder).data.library_name == "transformers"
 
 
-def test_a_report_with_an_impossible_metric_is_left_out(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "name", "value"),
+    [
+        ("ece", "value", 7.0),
+        ("ece", "value", -0.5),
+        ("ece", "value", True),
+        ("ece", "value", "7.0"),
+        ("ece", "high", 7.0),
+        ("ece", "low", 0.99),
+        ("ece", "low", None),
+        ("ece", "title", 5),
+        ("brier", "value", 2.5),
+        ("nll", "value", -1.0),
+    ],
+)
+def test_a_report_with_an_impossible_metric_is_left_out(
+    folder: Path, key: str, name: str, value: Any
+) -> None:
     path = folder / "calibration/report.json"
     record = json.loads(path.read_text())
-    record["after"]["metrics"]["ece"]["value"] = 7.0
+    record["after"]["metrics"][key][name] = value
     path.write_text(json.dumps(record))
     with pytest.warns(UserWarning, match="leaves out report.json: .* valid 'after'"):
         card = written(folder)
@@ -635,12 +652,8 @@ def test_a_dataset_of_the_hub_has_its_owner_and_a_base_model_on_this_machine_is_
 
 def test_every_loss_and_map_with_a_source_has_its_papers() -> None:
     cited = {name for names, _, _ in references() for name in names.split(", ")}
-    # Cross entropy has no source, the study that logit_norm is from no author in print, inverse_link is of the loss.
-    assert {*LOSSES, *SCALERS} - cited == {
-        "cross_entropy",
-        "logit_norm",
-        "inverse_link",
-    }
+    # Cross entropy has no source, the study that logit_norm is from no author in print.
+    assert {*LOSSES, *SCALERS} - cited == {"cross_entropy", "logit_norm"}
     assert cited <= {*LOSSES, *SCALERS}
     for name in cited & set(LOSSES):  # the table of losses names the same years
         years = {re.findall(r"\d{4}", entry)[0] for entry in citations(name)}

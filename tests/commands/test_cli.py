@@ -97,7 +97,6 @@ def test_as_a_program_and_without_torch_on_files(
     out = ["--output", str(tmp_path / "out")]
     commands = [
         ["evaluate", file],
-        ["compare-reports", file],
         ["calibrate", file, *out],
     ]
     code = (
@@ -116,7 +115,7 @@ def test_as_a_program_and_without_torch_on_files(
         "hf-calib: expected predictions to name existing files, got "
     )
     loaded = [line for line in said if line.endswith("]")]
-    assert loaded == ["evaluate []", "compare-reports []", "calibrate []"]
+    assert loaded == ["evaluate []", "calibrate []"]
     assert json.loads(done.stdout.splitlines()[0])["n_examples"] == 80
     assert len(names_in(tmp_path / "out" / "figures")) == 6
     assert "data:image/" in (tmp_path / "out" / "report.html").read_text()

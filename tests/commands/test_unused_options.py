@@ -113,16 +113,9 @@ def test_other_options_without_effect(
             words_of(evaluate, model, *data, *OF_MODELS["image_column"]),
             "--image-column to be given for images only",
         ),
-        *(
-            (("export", model, tmp_path, *OF_MODELS[name]), "to be given with data on")
-            for name in ("text_column", "max_length", "batch_size", "split")
-        ),
     ]
     for words, message in cases:
         assert_refused(call(*words), message)
-    assert call("evaluate", table, "--output", tmp_path / "report").exit_code == 0
-    refused = call("compare-reports", tmp_path / "report", "--n-bins", 10)
-    assert_refused(refused, "--n-bins to be given with predictions only, got 10")
 
 
 @pytest.mark.parametrize("command", COMMANDS[:2])

@@ -26,7 +26,11 @@ from transformers import (
 from hf_calib.data import docstring_dataset
 from hf_calib.export import save_folded
 from hf_calib.language_models import PromptTemplate, label_token_classifier
-from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling import (
+    PerLabelTemperatureScaling,
+    TemperatureScaling,
+    VectorScaling,
+)
 from tests.docs.pages import READMES
 from tests.helpers.hub_server import Hub
 from tests.helpers.places import ROOT
@@ -171,6 +175,32 @@ def image_rows(n: int, rng: np.random.Generator) -> Dataset:
     )
 
 
+def served(folder: Path, hub: Hub) -> None:
+    """Calibrated models of texts, of images and of several labels."""
+    texts(folder, hub)
+    images(folder, hub)
+    vit = ViTForImageClassification.from_pretrained(folder.parent / "vit")
+    processor = ViTImageProcessorPil.from_pretrained(folder.parent / "vit")
+    scaler = VectorScaling().fit(np.eye(3).repeat(4, axis=0), [0, 1, 2, 0] * 3)
+    save_folded(
+        vit,
+        scaler,
+        folder / "calibrated_images",
+        batch=None,
+        processing_class=processor,
+    )
+    several = named(problem_type="multi_label_classification")
+    logits = np.random.default_rng(0).normal(size=(100, 4))
+    by_label = PerLabelTemperatureScaling().fit(logits, logits > 0.5)
+    save_folded(
+        several,
+        by_label,
+        folder / "calibrated_tags",
+        batch=None,
+        processing_class=tokenizer(),
+    )
+
+
 def pairs(folder: Path, hub: Hub) -> None:
     from sentence_transformers import CrossEncoder
 
@@ -293,6 +323,7 @@ WORLDS: dict[str, Callable[[Path, Hub], None]] = {
     "guides/tokens.md": tokens,
     "guides/images.md": images,
     "guides/pairs.md": pairs,
+    "guides/serve.md": served,
     "guides/abstain.md": many_rows,
     "guides/language_models.md": decoder,
     "guides/trl.md": decoder,
@@ -361,9 +392,13 @@ RESTS: dict[str, tuple[dict[str, str], str]] = {
         "--train_file validation.csv --test_file test.csv --prompt '{text} The subject of this text is' "
         f"--answers '{json.dumps({name: f' {name}' for name in NAMES.values()})}'",
     ),
-    "hf-calib compare-losses recipes/text_classification.py --config": (
-        {"--seeds 0,1": "--seeds 0"},
+    "python recipes/compare_losses.py recipes/text_classification.py": (
+        {"--seeds 0 1": "--seeds 0"},
         FEW,
+    ),
+    "python recipes/compare_losses.py train.py": (
+        {},
+        "--use_cpu true --report_to none --max_steps 2",
     ),
     "accelerate launch --config_file recipes/accelerate/8_gpus.yaml": (
         {

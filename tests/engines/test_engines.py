@@ -111,70 +111,6 @@ def test_ray(folder: Path, wanted: CalibrationState, flag: str) -> None:
         ray.shutdown()
 
 
-def test_a_study_on_ray_goes_on_when_a_worker_is_lost(tmp_path: Path) -> None:
-    ray = pytest.importorskip("ray", reason="make test-engines installs Ray")
-    main = Path(__file__).parents[2]
-    if not (main / ".venv" / "bin" / "hf-calib").is_file():
-        pytest.skip(
-            "the trainings need the environment of make setup, which is not there"
-        )
-    helper = main / "tests" / "helpers" / "study_script.py"
-    script = tmp_path / "script.py"
-    # Once there is a checkpoint the first try of one training takes everything down with it, as a lost machine does.
-    script.write_text(
-        "import json, os, pathlib, signal, sys\n"
-        f"sys.path.insert(0, {str(main)!r})\n"
-        "folder = pathlib.Path(sys.argv[sys.argv.index('--output_dir') + 1])\n"
-        "if 'brier' in sys.argv and '--resume_from_checkpoint' not in sys.argv:\n"
-        "    (folder / 'checkpoint-1').mkdir(parents=True)\n"
-        "    counts = ('global_step', 'max_steps', 'num_train_epochs', 'epoch', 'total_flos')\n"
-        "    state = json.dumps({**dict.fromkeys(counts, 1), 'log_history': []})\n"
-        "    (folder / 'checkpoint-1' / 'trainer_state.json').write_text(state)\n"
-        "    above = [os.getppid()]\n"
-        "    while b'ray::' not in pathlib.Path(f'/proc/{above[-1]}/cmdline').read_bytes():\n"
-        "        stat = pathlib.Path(f'/proc/{above[-1]}/stat').read_text()\n"
-        "        above.append(int(stat.rpartition(')')[2].split()[1]))\n"
-        "    for process in above:\n"
-        "        os.kill(process, signal.SIGKILL)\n"
-        f"import runpy\nrunpy.run_path({str(helper)!r}, run_name='__main__')\n"
-    )
-    words = [
-        "compare-losses",
-        str(script),
-        "--losses",
-        "focal,brier",
-        "--seeds",
-        "0",
-        "--output",
-        "study",
-    ]
-    hf_calib = [str(main / ".venv" / "bin" / "hf-calib"), *words]
-    printed = subprocess.run(
-        [*hf_calib, "--print-commands"],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    module = recipe("ray_study")
-    by_value(ray.cloudpickle, module)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        assert module.train_all(printed.stdout.splitlines(), num_gpus=0) == [0, 0]
-    finally:
-        ray.shutdown()
-    starts = {
-        path.parent.name[:5]: path.read_text()
-        for path in tmp_path.glob("study/cells/*/starts.txt")
-    }
-    assert starts["focal"].split() == ["None"]
-    assert starts["brier"].split()[0].endswith("checkpoint-1")
-    results = [
-        path.parent.name[:5] for path in tmp_path.glob("study/cells/*/results.json")
-    ]
-    assert sorted(results) == ["brier", "focal"]
-
-
 def test_spark(folder: Path, wanted: CalibrationState, flag: str) -> None:
     sql = pytest.importorskip("pyspark.sql", reason="make test-engines installs Spark")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
@@ -261,6 +197,6 @@ def test_recipes_are_short() -> None:
         "ray_data.py",
         "spark.py",
     }
-    assert names == {*evaluating, "ray_study.py"}
+    assert names == evaluating
     for path in RECIPES.glob("*.py"):
         assert len(path.read_text().splitlines()) <= 55, path.name

@@ -67,6 +67,15 @@ def test_a_second_run_leaves_nothing_of_the_first(
     assert capsys.readouterr().out.endswith(said)
 
 
+def test_two_checkpoints_to_go_on_from_are_refused(tmp_path: Path) -> None:
+    named = str(tmp_path / "checkpoint-4")
+    trainer = tiny_trainer(tmp_path, resume_from_checkpoint=named)
+    message = r"either resume or args.resume_from_checkpoint to be given, got True and "
+    with pytest.raises(ValueError, match=message):
+        train_and_report(trainer, trainer.eval_dataset, resume=True)
+    assert trainer.state.global_step == 0
+
+
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

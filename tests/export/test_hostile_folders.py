@@ -195,7 +195,6 @@ def test_a_calibrator_of_other_weights_is_not_applied(
         ("evaluate", folder, "--data", data),
         ("decide", folder, "--data", data),
         ("calibrate", folder, "--data", data, "--output", tmp_path / "made"),
-        ("export", folder, tmp_path / "made", "--format", "torch"),
         ("push", folder, "me/model"),
         ("push", folder, "me/model", "--no-fold"),
     ):
@@ -223,15 +222,6 @@ def test_a_calibrator_in_the_weights_is_not_applied_again(
     before = (folder / "model.safetensors").read_bytes()
     assert called_for_json("push", folder, "me/model")["folded"] is True
     assert hub.files["me/model"]["main"]["model.safetensors"] == before
-
-
-@pytest.mark.slow
-def test_a_calibrator_in_the_weights_is_not_folded_again_into_an_export(
-    folder: Path, tmp_path: Path
-) -> None:
-    forget_record(folder)
-    told = called_for_json("export", folder, tmp_path / "made", "--format", "torch")
-    assert "in the model's head" in told["calibration"]
 
 
 def test_a_fingerprint_in_float32_says_nothing_about_a_model_of_16_bits(

@@ -30,9 +30,6 @@ def no_figures(patch: pytest.MonkeyPatch) -> None:
         CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))}
     )
     patch.setattr(
-        "hf_calib.report.comparison.reliability_of_sums", lambda sums: Figure((1, 1))
-    )
-    patch.setattr(
         "hf_calib.report.document.write_image",
         lambda figure, stream, **_: stream.write(PNG),
     )

@@ -1,19 +1,17 @@
-"""Studies on disk as `hf-calib compare-losses` leaves them, of simulated trainings."""
+"""Studies on disk as `compare_losses.py` leaves them, of simulated trainings."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compare_losses import Run
 from numpy.typing import NDArray
 
 from hf_calib.predictions.training import TrainingPredictions
-from hf_calib.study.measured import measure_study
-from hf_calib.study.plan import Cell, Variant, write_plan
-from hf_calib.study.results import StudyResults
 from tests.helpers.unchecked import unchecked
 
 
@@ -61,28 +59,17 @@ class Task:
         return TrainingPredictions(test, calibration)
 
 
-def measured_quickly(study: Path, **options: Any) -> StudyResults:
-    """`measure_study` without maps, and with few resamples."""
-    return measure_study(study, **{"methods": (), "n_resamples": 50, **options})
-
-
 def write_study(
-    folder: Path,
-    trainings: Mapping[tuple[str, int], TrainingPredictions | None],
-    *,
-    methods: Sequence[str] = ("temperature",),
-) -> Path:
-    """Write study.json, as a study writes it, and the cells; one that is None has not finished."""
-    planned = {
-        Cell(Variant(loss, loss, {}), seed, {"loss": loss}): predictions
-        for (loss, seed), predictions in trainings.items()
-    }
-    for cell, path in write_plan(folder, [*planned], methods, {}).items():
-        predictions = planned[cell]
-        if predictions is None:
-            continue
-        predictions.save(path / "predictions.safetensors")
-        training = {"seconds": 100.0, "steps": 100, "resumed": False}
-        record = {"loss": cell.variant.label, "seed": cell.seed, "training": training}
-        (path / "results.json").write_text(json.dumps(record))
-    return folder
+    folder: Path, trainings: Mapping[tuple[str, int], TrainingPredictions | None]
+) -> list[Run]:
+    """Write the runs as `compare_losses.py` leaves them; one that is None has not finished."""
+    runs = []
+    for (loss, seed), predictions in trainings.items():
+        path = folder / "runs" / f"{loss}-seed{seed}"
+        path.mkdir(parents=True)
+        runs.append(Run(loss, seed, path, (), ()))
+        (path / "run.json").write_text(json.dumps({"loss": loss, "seed": seed}))
+        if predictions is not None:
+            predictions.save(path / "predictions.safetensors")
+            (path / "results.json").write_text("{}")
+    return runs

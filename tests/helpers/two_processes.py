@@ -169,7 +169,7 @@ def counted_without_padding(folder: Path) -> int:
     trainer.evaluate()
     assert trainer.last_evaluation is not None
     assert trainer.last_evaluation.raw is not None
-    return len(trainer.last_evaluation.raw.top_label.correct)
+    return len(trainer.last_evaluation.raw.top_label_rows.correct)
 
 
 def _without_times(entry: dict[str, float]) -> dict[str, float]:

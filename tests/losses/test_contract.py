@@ -272,6 +272,7 @@ BAD_INPUT: list[tuple[Any, Any, dict[str, Any], str]] = [
     (Z, FLOATS, {}, "labels to have shape .*integer class indices per row"),
     (Z, FLOATS, SINGLE, r"be integer \(single label\), got torch.float"),
     (Z, Z.long(), SEVERAL, r"be float \(multi-label\), got torch.int64"),
+    (Z, [0, 1, 2, 3], {}, "labels to be a tensor, got list; convert them"),
     (Z[0], INTEGERS[0], {}, r"logits to have shape \(N, C\) or .*, got \(5,\)"),
     ([[1.0]], INTEGERS, {}, "the model's output to have `logits`, got list; use"),
     (

@@ -108,7 +108,7 @@ def test_overconfidence_is_found(metric: str, options: dict[str, object]) -> Non
         (MCE, {}),
         (CLASSWISE, {"n_bins": 3}),
     ]
-    + [("brier_score", {}), ("ece_sweep", {})],
+    + [("brier_score", {})],
 )
 def test_p_value_and_expected_equal_a_sum_over_all_labels(
     metric: str, options: dict[str, object]

@@ -13,7 +13,6 @@ import hf_calib.metrics as metrics
 from hf_calib._errors import InputError, InputTypeError, InputValueError
 from hf_calib.metrics.intervals import METRICS
 from hf_calib.metrics.ranking import risk_coverage_curve
-from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.plots import smooth_reliability_diagram
 from hf_calib.report import calibration_report
 
@@ -156,7 +155,9 @@ def test_arguments_of_classes() -> None:
         with pytest.raises(InputError, match="by_class to be True or False, got"):
             metrics.CalibrationState(n_classes=2, by_class=value)  # type: ignore[arg-type]
         with pytest.raises(InputError, match="multi_label to be True or False, got"):
-            StreamingCalibration(multi_label=value)  # type: ignore[arg-type]
+            metrics.CalibrationState(n_classes=2).update_logits(
+                torch.zeros(1, 2), torch.zeros(1, dtype=int), multi_label=value
+            )
     for value in WHOLE:
         with pytest.raises(InputError, match="n_bins to be"):
             metrics.CalibrationState(n_classes=2, n_bins=value)  # type: ignore[arg-type]

@@ -25,7 +25,6 @@ NAMES = [
     "area_under_risk_coverage",
     "brier_score",
     "classwise_calibration_error",
-    "ece_sweep",
     "expected_calibration_error",
     "maximum_calibration_error",
     "negative_log_likelihood",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -47,6 +48,27 @@ def test_a_missing_file_is_not_there(tmp_path: Path) -> None:
         InputError, match=r"to name existing files, got .*, where there"
     ):
         read_predictions(tmp_path / "missing.csv")
+
+
+@pytest.mark.parametrize("other", ["part-01.csv", "empty", "none-*.csv"])
+def test_each_source_has_files(other: str, tmp_path: Path) -> None:
+    """A report on fewer rows than were named would look like one on all of them."""
+    TABLE.to_csv(tmp_path / "part-1.csv", index=False)
+    (tmp_path / "empty").mkdir()
+    sources = [tmp_path / "part-1.csv", tmp_path / other]
+    message = (
+        rf"to name existing files, got \S*{re.escape(other)}, where there are none"
+    )
+    with pytest.raises(InputError, match=message):
+        read_predictions(sources)
+    assert_refused(call("evaluate", *sources), message)
+
+
+def test_a_report_on_several_files_names_them(tmp_path: Path) -> None:
+    for name in ("part-0.csv", "part-1.csv"):
+        TABLE.to_csv(tmp_path / name, index=False)
+    done = call("evaluate", tmp_path / "part-0.csv", tmp_path / "part-1.csv")
+    assert "Calibration report: part-0, part-1" in done.output
 
 
 @pytest.mark.parametrize("name", ["_x.csv", ".x.csv", "x.CSV", "x.TSV"])

@@ -114,12 +114,45 @@ def test_rows_of_two_filters(tmp_path: Path) -> None:
     [
         ([("3", 3, {"acc": 1.0}), ("2", 3, {"acc": 0.0})], [3, 2]),  # indices
         ([("3", 0, {"acc": 1.0}), ("2", 3, {"acc": 0.0})], [0, 1]),  # texts
-        ([("3", 0, {})], [3]),
     ],
 )
 def test_an_index_that_is_also_the_text_of_another_answer(
     rows: list[Any], labels: list[int], tmp_path: Path
 ) -> None:
+    assert load(of_numbers(tmp_path, rows)).labels.tolist() == labels
+
+
+@pytest.mark.parametrize("acc", [{}, {"acc": 0.0}])
+def test_a_target_of_two_meanings_that_no_accuracy_tells_apart(
+    acc: dict[str, float], tmp_path: Path
+) -> None:
+    """The labels of the other reading would be those of other answers."""
+    message = r"the text of one, got '3' in row 0 of a.jsonl, which is both; log the metric acc"
+    with pytest.raises(InputError, match=message):
+        load(of_numbers(tmp_path, [("3", 1, acc)]))
+
+
+def test_the_answers_of_sorted_keys_are_in_the_order_of_their_numbers(
+    tmp_path: Path,
+) -> None:
+    """gen_args_10 is before gen_args_2; lengths and texts would be those of other answers."""
+    texts = ["zebra", *("a" * n for n in range(2, 13))]
+    likelihoods = [[str(-1.0 - i), "False"] for i in range(12)]
+    row = {
+        "doc_id": 0,
+        "arguments": {f"gen_args_{i}": {"arg_1": each} for i, each in enumerate(texts)},
+        "filtered_resps": likelihoods,
+        "target": texts[7],
+    }
+    in_order = load(written(tmp_path / "a.jsonl", row), "per_character")
+    row["arguments"] = dict(sorted(row["arguments"].items()))
+    found = load(written(tmp_path / "b.jsonl", row), "per_character")
+    assert found.labels.tolist() == in_order.labels.tolist() == [7]
+    np.testing.assert_array_equal(found.logits, in_order.logits)
+
+
+def of_numbers(tmp_path: Path, rows: list[Any]) -> Path:
+    """A log of a task whose answers are the numbers 3, 2, 1 and 4: (target, best answer, metrics) a row."""
     answers = {
         f"gen_args_{i}": {"arg_1": f" {each}"} for i, each in enumerate((3, 2, 1, 4))
     }
@@ -133,7 +166,7 @@ def test_an_index_that_is_also_the_text_of_another_answer(
             "target": target,
         }
         lines.append(row | acc)
-    assert load(written(tmp_path / "a.jsonl", *lines)).labels.tolist() == labels
+    return written(tmp_path / "a.jsonl", *lines)
 
 
 def test_a_byte_order_mark_and_a_line_separator_in_a_text(tmp_path: Path) -> None:
@@ -173,7 +206,6 @@ def test_commands(tmp_path: Path) -> None:
     assert (found["n_examples"], found["n_classes"]) == (12, 4)
     words = ("--method", "temperature", "--output", tmp_path / "out")
     assert call("calibrate", HARNESS, *words).exit_code == 0
-    assert call("compare-reports", HARNESS, tmp_path / "out").exit_code == 0
 
 
 def old_form(row: dict[str, Any]) -> dict[str, Any]:

@@ -412,6 +412,18 @@ class TestWholeColumns:
         found = read_predictions(tmp_path / "a.csv", all_columns=True)
         assert found.others["text"].to_pylist() == ["one\ntwo", "x"]
 
+    def test_other_columns_may_hold_bytes_that_are_no_text(
+        self, tmp_path: Path
+    ) -> None:
+        rows = b"prob_a,prob_b,label,note\n0.5,0.5,a," + b"\xe9\n"
+        (tmp_path / "a.csv").write_bytes(rows)
+        found = read_predictions(tmp_path / "a.csv")
+        assert found.predictions.labels.tolist() == [0]
+        with pytest.raises(
+            InputError, match=r"a\.csv to be readable as csv, got .*UTF8"
+        ):
+            read_predictions(tmp_path / "a.csv", all_columns=True)
+
     def test_a_column_that_one_file_does_not_have(self, tmp_path: Path) -> None:
         table = table_of(predictions_of(3))
         table.to_parquet(tmp_path / "a.parquet")

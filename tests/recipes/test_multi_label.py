@@ -15,7 +15,6 @@ from sklearn.metrics import roc_auc_score
 from transformers import pipeline
 
 from hf_calib.predictions.training import TrainingPredictions
-from hf_calib.report.comparison import read_report
 from tests.helpers.reports import quick_report  # noqa: F401
 from tests.recipes.test_recipes import CONFIGS, SHORT, results, run, save_bert
 
@@ -74,7 +73,7 @@ def test_go_emotions_is_trained_reported_and_served(
         "--output_dir",
         str(tmp_path),
     )
-    record = read_report(tmp_path / "report" / "report.json")
+    record = json.loads((tmp_path / "report" / "report.json").read_text())
     metrics = results(tmp_path)["metrics"]
     assert isinstance(metrics, dict)
     for state, end in (("before", ""), ("after", "_calibrated")):
@@ -173,9 +172,11 @@ def test_the_layout_of_the_chest_x_rays_is_trained(tmp_path: Path) -> None:
         str(tmp_path / "own.yaml"),
     ]
     run("image_classification.py", *configs)
-    record = read_report(tmp_path / "out" / "report" / "report.json")
+    record = json.loads((tmp_path / "out" / "report" / "report.json").read_text())
     assert [label["name"] for label in record["after"]["labels"]] == names
-    ten_crops = read_report(tmp_path / "out" / "report_ten_crops" / "report.json")
+    ten_crops = json.loads(
+        (tmp_path / "out" / "report_ten_crops" / "report.json").read_text()
+    )
     assert [label["name"] for label in ten_crops["after"]["labels"]] == names
     saved = TrainingPredictions.load(tmp_path / "out" / "predictions.safetensors").test
     for i, label in enumerate(record["before"]["labels"]):

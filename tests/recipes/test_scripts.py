@@ -7,9 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from hf_calib.losses import LOSSES
-from hf_calib.study.measured import MAPS
+from compare_losses import parse, read_loss
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 STUDIES = {
@@ -35,7 +33,7 @@ def printed(
     programs = tmp_path / "bin"
     programs.mkdir()
     record = tmp_path / "commands"
-    for name in ("hf-calib", "python", "make"):
+    for name in ("python", "make"):
         path = programs / name
         path.write_text(
             f'#!/bin/sh\n{{ printf "%s\\t" "$0" "$@"; echo; }} >> "{record}"\n'
@@ -61,21 +59,20 @@ def test_studies_name_losses_maps_and_configs_that_there_are(
     script: str, tmp_path: Path
 ) -> None:
     commands = printed(script, tmp_path, "out", "data", "model", "7")
-    compared = [words for words in commands if words[1] == "compare-losses"]
-    assert [
-        Path(words[words.index("--output") + 1]).name for words in compared
-    ] == STUDIES[script]
-    for words in compared:
-        assert Path(words[2]).is_file()
-        for loss in words[words.index("--losses") + 1].split(","):
-            file = (
-                RECIPES
-                / "configs"
-                / "losses"
-                / (loss if loss.endswith(".yaml") else f"{loss}.yaml")
-            )
-            assert loss in LOSSES or file.is_file(), loss
-        if "--methods" in words:
-            assert set(words[words.index("--methods") + 1].split(",")) <= set(MAPS)
-        for i in (i for i, word in enumerate(words) if word == "--config"):
-            assert (RECIPES / "configs" / words[i + 1]).is_file()
+    recipe = str(RECIPES / "compare_losses.py")
+    compared = [parse(words[2:]) for words in commands if words[1] == recipe]
+    assert [study.output.name for study in compared] == STUDIES[script]
+    for study in compared:
+        assert study.script.is_file()
+        assert all(Path(path).is_file() for path in study.config)
+        names = [read_loss(word)[0] for word in study.losses]
+        assert names[0] == "cross_entropy"
+        assert "temperature" in study.calibrators
+        assert study.seeds == [7]
+
+
+def test_each_seed_is_compared_with_those_before_it(tmp_path: Path) -> None:
+    """A table is of the seeds that its command names, of which the earlier ones are finished."""
+    commands = printed("run_text_studies.sh", tmp_path, "out", "data", "m", "1 2", "5")
+    seeds = [parse(words[2:]).seeds for words in commands]
+    assert seeds == [[1, 2]] * 3 + [[1, 2, 5]] * 3

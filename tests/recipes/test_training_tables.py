@@ -19,7 +19,7 @@ def test_every_table_also_of_numbers_without_an_interval(
 ) -> None:
     entity, outside = entities().entities, elsewhere().out_of_distribution
     assert entity is not None
-    cell = tmp_path / "cells" / "focal-seed3-0123456789ab"
+    cell = tmp_path / "runs" / "focal-seed3"
     logits = np.random.default_rng(0).normal(size=(60, 3))
     labels = (np.random.default_rng(1).random((60, 3)) < expit(logits)).astype(int)
     several = calibration_report(expit(logits), labels, n_resamples=20)

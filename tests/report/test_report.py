@@ -81,7 +81,6 @@ def test_every_number_is_that_of_its_metric() -> None:
         "ece_debiased": metrics.expected_calibration_error(
             probs, labels, n_bins=10, binning="equal_mass", debias=True
         ),
-        "ece_sweep": metrics.ece_sweep(probs, labels),
         "smooth_ece": metrics.smooth_calibration_error(probs, labels),
         "kde_ece": metrics.kde_calibration_error(probs, labels),
         "classwise_ece": metrics.classwise_calibration_error(probs, labels, n_bins=10),
@@ -122,7 +121,6 @@ def test_intervals_are_those_of_the_metrics_or_there_are_none() -> None:
         "classwise_ece",
         "smooth_ece",
         "mce",
-        "ece_sweep",
         "kde_ece",
         "brier_calibration",
     ):

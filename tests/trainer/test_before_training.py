@@ -436,6 +436,18 @@ def test_smoothing_that_is_set_later_does_not_replace_the_loss(tmp_path: Path) -
     refuses_to_train(trainer, SMOOTHING, ValueError)
 
 
+def test_smoothing_of_several_labels_is_not_said_to_be_disabled(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """As the stock Trainer does, which cannot smooth them."""
+    trainer = CalibrationTrainer(
+        tiny_bert(problem_type="multi_label_classification"),
+        arguments(tmp_path, label_smoothing_factor=0.1),
+    )
+    assert trainer.calibration_loss.hyperparameters == {"smoothing": 0.1}
+    assert [each for each in recwarn if "smoothing" in str(each.message)] == []
+
+
 def test_smoothing_of_arguments_beside_a_configuration_is_refused(
     tmp_path: Path,
 ) -> None:

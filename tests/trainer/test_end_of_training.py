@@ -212,3 +212,53 @@ def test_class_weights_are_numbers_or_balanced_on_the_command_line(
         CalibrationTrainingArguments
     ).parse_args_into_dataclasses(given)
     assert args.class_weights == found
+
+
+class Average(TrainerCallback):
+    """Leaves the mean of the weights of all steps, as stochastic weight averaging does."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Any]] = []
+
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        self.kept.append({k: v.clone() for k, v in model.state_dict().items()})
+
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        first, *others = self.kept
+        mean = {k: sum((o[k] for o in others), first[k]) for k in first}
+        model.load_state_dict({k: v / len(self.kept) for k, v in mean.items()})
+
+
+@pytest.mark.parametrize("own_fit", [True, False])
+def test_the_temperature_is_that_of_the_weights_that_a_callback_leaves(
+    own_fit: bool, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    tracker = Tracker()
+    fit = [TemperatureScalingCallback()] if own_fit else []
+    for callback in (*fit, Average(), tracker):
+        trainer.add_callback(callback)
+    trainer.train()
+    assert any("temperature" in entry for entry in tracker.received)
+    logged = last_evaluation(trainer)
+    temperature = trainer.temperature
+    trainer.save_calibrated_model(tmp_path / "calibrated")
+    assert trainer.fit_temperature() == pytest.approx(temperature)
+    again = trainer.evaluate()
+    for key in ("eval_nll", "eval_nll_calibrated"):
+        assert again[key] == pytest.approx(logged[key])
+
+
+def test_a_calibrator_of_other_weights_is_not_folded(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    trainer.model.classifier.bias.data += 0.1
+    message = r"the weights that the calibrator was fitted to, got weights .* since; call fit_"
+    with pytest.raises(ValueError, match=message):
+        trainer.save_calibrated_model(tmp_path / "calibrated")
+    trainer.fit_calibration_map()
+    trainer.save_calibrated_model(tmp_path / "calibrated")

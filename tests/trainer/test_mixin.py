@@ -124,7 +124,7 @@ def test_a_trainer_that_makes_its_own_logits(tmp_path: Path) -> None:
         first.item(), abs=1e-6
     )
     assert trainer.last_evaluation.raw is not None
-    assert len(trainer.last_evaluation.raw.top_label.confidence) == 8
+    assert len(trainer.last_evaluation.raw.top_label_rows.confidence) == 8
     assert 0 <= found["eval_ece"] <= 1
 
 
@@ -173,5 +173,5 @@ def test_a_compute_loss_that_builds_on_ours_counts_each_row_once(
 ) -> None:
     trainer = trained(Doubled, arguments(tmp_path, num_train_epochs=1))
     metrics = trainer.evaluate()
-    assert len(trainer.last_evaluation.raw.top_label.confidence) == 24
+    assert len(trainer.last_evaluation.raw.top_label_rows.confidence) == 24
     assert metrics["eval_loss"] == pytest.approx(2 * metrics["eval_nll"], rel=1e-4)

@@ -128,8 +128,8 @@ def test_a_pass_within_a_pass_counts_its_own_rows(tmp_path: Path) -> None:
     )
     trainer.evaluate()
     assert "other_ece" in found
-    assert len(found["held out"].raw.top_label.correct) == 7
-    assert len(trainer.last_evaluation.raw.top_label.correct) == 20
+    assert len(found["held out"].raw.top_label_rows.correct) == 7
+    assert len(trainer.last_evaluation.raw.top_label_rows.correct) == 20
 
 
 class OwnStep(CalibrationTrainer):
@@ -192,7 +192,7 @@ def test_a_list_of_batches_is_a_loader(tmp_path: Path) -> None:
         eval_dataset=sequences(model, 24, seed=3),
     )
     trainer.train()
-    assert len(trainer.last_evaluation.raw.top_label.correct) == 24
+    assert len(trainer.last_evaluation.raw.top_label_rows.correct) == 24
     assert len(logged(trainer, "eval_ece")) == 2
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from papers.inverse_link import InverseLink
 from scipy.special import softmax
 
 from hf_calib.losses import CalibrationLoss, make_loss
-from hf_calib.scaling import InverseLink
 from tests.helpers.loss_cases import VARIANTS, Variant, make_variant, variant_id
 
 REFUSED = [
@@ -183,30 +183,31 @@ class TestNumbers:
 class TestTheEstimator:
     @pytest.mark.parametrize("name", REFUSED)
     def test_losses_without_a_link(self, name: str) -> None:
-        for call in (
-            InverseLink(make_loss(name)).fit,
-            InverseLink(make_loss(name)).predict_proba,
+        with pytest.raises(
+            ValueError,
+            match=f"inverse link, got '{name}'; use a loss among .*dual_focal",
         ):
-            with pytest.raises(
-                ValueError,
-                match=f"inverse link, got '{name}'; use a loss among .*dual_focal",
-            ):
-                call([[1.0, 0.0]])
+            InverseLink(make_loss(name))
 
     @pytest.mark.parametrize("loss", ["focal", torch.nn.CrossEntropyLoss(), None])
     def test_what_is_no_loss_of_ours(self, loss: object) -> None:
         with pytest.raises(
-            TypeError, match=r"expected loss to be a CalibrationLoss, got .*make_loss"
+            ValueError, match=r"expected loss to be a CalibrationLoss, got .*make_loss"
         ):
-            InverseLink(loss).predict_proba([[1.0, 0.0]])
+            InverseLink(loss)  # type: ignore[arg-type]
 
     def test_losses_that_it_cannot_undo(self) -> None:
         multi_label = make_loss("focal", problem_type="multi_label_classification")
         with pytest.raises(ValueError, match="single-label"):
-            InverseLink(multi_label).fit([[1.0, 0.0]])
+            InverseLink(multi_label)
         with pytest.raises(ValueError, match="smoothing to be below 1"):
-            InverseLink(make_loss("label_smoothing", smoothing=1)).fit([[1.0, 0.0]])
+            InverseLink(make_loss("label_smoothing", smoothing=1))
         with pytest.raises(ValueError, match="the 3 classes of class_weights"):
             InverseLink(make_loss("focal", class_weights=[1, 2, 3])).predict_proba(
                 [[1.0, 0.0]]
             )
+
+    @pytest.mark.parametrize("logits", [[[np.nan, 0.0]], [[np.inf, 0.0]]])
+    def test_logits_that_are_not_numbers(self, logits: list[list[float]]) -> None:
+        with pytest.raises(ValueError, match=r"logits to be finite \(or -inf"):
+            InverseLink(make_loss("focal")).transform(logits)

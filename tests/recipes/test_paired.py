@@ -1,4 +1,4 @@
-"""The statistics of a study: against formulas and simple cases, and by simulations of known truth."""
+"""The statistics of paired comparisons: against formulas and simple cases, and by simulations of known truth."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import numpy as np
 import pandas
 import pytest
 from numpy.typing import NDArray
-from scipy import stats
-
-from hf_calib.metrics.intervals import holm
-from hf_calib.metrics.sums import TopLabel
-from hf_calib.study.statistics import (
+from paired import (
     TwoLevel,
+    corrected,
     detectable,
     pooled_variance,
     two_level,
     typical,
-    unbiased_error,
 )
+from scipy import stats
+
+from hf_calib.metrics.intervals import holm
 
 # Two-level intervals
 
@@ -115,6 +114,17 @@ def test_holm_rejects_what_its_steps_reject() -> None:
         assert (corrected >= p_values).all()
         assert corrected.max() <= 1
     assert holm([]).tolist() == []
+
+
+def test_the_family_is_what_was_asked_also_without_runs() -> None:
+    """A comparison that has no p counts as one that is not rejected, and keeps none."""
+    p_values = [0.01, np.nan, 0.02]
+    assert corrected(p_values, 5).tolist() == pytest.approx(
+        [0.05, np.nan, 0.08], nan_ok=True
+    )
+    of_all = holm([0.01, 0.02, 1.0, 1.0, 1.0])
+    assert corrected(p_values, 5)[[0, 2]].tolist() == of_all[:2].tolist()
+    assert corrected([], 3).tolist() == []
 
 
 @pytest.mark.parametrize("n_seeds", [2, 5])
@@ -281,46 +291,3 @@ def test_of_one_seed_the_rows_alone_say_what_is_found() -> None:
         1.95996 + size
     ) == pytest.approx(0.8, abs=1e-4)
     assert detectable(TwoLevel(0.0, 0.0, 0.0, 0.0, 3), 0.05, 2) == 0.0
-
-
-# The error without what noise adds to it
-
-
-def error_of(
-    confidences: NDArray[np.float64], correct: NDArray[np.float64], n_resamples: int
-) -> tuple[float, NDArray[np.float64]]:
-    return unbiased_error(
-        TopLabel(confidences, correct),
-        "uniform",
-        n_bins=15,
-        n_resamples=n_resamples,
-        seed=0,
-    )
-
-
-def test_on_average_it_is_the_true_error_down_to_zero() -> None:
-    rng = np.random.default_rng(0)
-    for size in (0.0, 0.03, 0.1):
-        found = []
-        for _ in range(60):
-            confidences = 0.5 + 0.49 * rng.beta(4, 1.5, 2000)
-            accuracies = np.clip(confidences - size, 0, 1)
-            correct = (rng.random(2000) < accuracies).astype(float)
-            found.append(error_of(confidences, correct, 2)[0])
-        # The plain error is .02 at 0.
-        assert abs(np.mean(found) - size) < 0.005, size
-
-
-def test_rows_that_are_drawn_in_groups_are_less_certain() -> None:
-    """Each row ten times is as much as once."""
-    rng = np.random.default_rng(3)
-    confidences = rng.uniform(0.5, 1, 400)
-    correct = (rng.random(400) < confidences).astype(float)
-    once, draws = error_of(confidences, correct, 200)
-    groups = np.repeat(np.arange(400), 10)
-    top = TopLabel(confidences[groups], correct[groups])
-    ten, others = unbiased_error(
-        top, "uniform", n_bins=15, n_resamples=200, seed=0, groups=groups
-    )
-    assert ten == pytest.approx(once, abs=0.004)
-    assert others.std() == pytest.approx(draws.std(), rel=0.1)

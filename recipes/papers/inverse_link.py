@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy.special import log_softmax, logsumexp
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_softmax, logsumexp, softmax
 from sklearn.isotonic import isotonic_regression
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, row_chunks
-from hf_calib.scaling._base import LogitScaling, as_class_labels, as_logits, as_matrix
+from hf_calib.losses import CalibrationLoss
 
-if TYPE_CHECKING:
-    from hf_calib.losses import CalibrationLoss
+FloatArray = NDArray[np.float64]
 
 # Losses whose gradients determine the posterior: functions of the label's p alone, or of all p.
 _OF_P = (
@@ -39,23 +38,21 @@ _OF_OTHERS = (
 )
 INVERTIBLE = (*_OF_P, "dual_focal", "dual_focal_gra", "ada_dual_focal", *_OF_OTHERS)
 
-_FURTHEST = (
-    -33.0
-)  # The least logit below the largest at which 1 - p is not lost to rounding.
+# The least logit below the largest at which 1 - p is not lost to rounding.
+_FURTHEST = -33.0
 _ROUNDING = 1e-12
 _TRACE = 1e-9  # The share of p that keeps the order of tied classes.
 _GRADIENTS = 2**21  # The most in memory at the same time.
 
 
-class InverseLink(LogitScaling):
+class InverseLink:
     r"""Undo what a known training loss does to the probabilities (Charoenphakdee et al. 2021); needs no data.
 
     $$\hat\eta:\quad \sum_y \hat\eta_y \frac{\partial L(z, y)}{\partial z} = 0, \qquad
       \text{for a loss } \varphi(p_y):\ \hat\eta_k \propto \frac{1}{-\varphi'(p_k)}$$
 
     Args:
-        loss: a loss of `hf_calib.scaling.inverse.INVERTIBLE` in its state after training. Class weights are divided
-            out.
+        loss: a loss of `INVERTIBLE` in its state after training. Class weights are divided out.
 
     It assumes that the network minimises the expected loss, so it harms a network that has over-fitted. Losses that
     depend on more than the label's p need C^3 operations per row. Classes whose ranks by η and p differ share their η.
@@ -66,29 +63,19 @@ class InverseLink(LogitScaling):
     """
 
     def __init__(self, loss: CalibrationLoss) -> None:
+        _check_loss(loss)
         self.loss = loss
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> InverseLink:
-        """Check the loss, and the logits and labels if given; nothing is fitted."""
-        matrix = as_matrix(logits, least_columns=2)
-        self._check(matrix.shape[1])
-        if labels is not None:
-            as_class_labels(labels, matrix)
-        return self
+    def predict_proba(self, logits: ArrayLike) -> FloatArray:
+        """Return the posterior, float64, of the shape of the logits (..., C)."""
+        return softmax(self.transform(logits), axis=-1)
 
     @np.errstate(divide="ignore")  # The log of 0 is -inf.
     def transform(self, logits: ArrayLike) -> FloatArray:
-        """Return the log of the posterior in nats, float64: logits to which another calibrator can be fitted."""
-        checked = as_logits(logits)
+        """Return the log of the posterior in nats, float64: logits for another calibrator."""
+        checked = np.asarray(logits, np.float64)
         rows = checked.reshape(-1, checked.shape[-1])
-        self._check(rows.shape[1])
-        allowed = not np.isneginf(rows.max(axis=1)).any()
-        check(
-            allowed,
-            "logits to allow at least one class",
-            "-inf for every class",
-            "mask fewer classes",
-        )
+        self._check_logits(rows)
         loss: Any = deepcopy(self.loss).cpu()
         log_weights = np.zeros(rows.shape[1])
         # Label smoothing has the weights before each log p: p is w times the smoothed posterior. Other losses depend
@@ -99,68 +86,79 @@ class InverseLink(LogitScaling):
             loss.class_weights = loss.class_weights.new_ones(len(log_weights))
         if not weights_first:
             loss.class_weights = None
-        result, by_p = np.empty(rows.shape), loss.name in _OF_P
-        for part in row_chunks(
-            len(rows), rows.shape[1] ** (1 if by_p else 2), elements=_GRADIENTS
-        ):
-            block = rows[part].astype(np.float64)
+        result = np.empty(rows.shape)
+        is_of_p = loss.name in _OF_P
+        numbers_of_row = rows.shape[1] if is_of_p else rows.shape[1] ** 2
+        step = max(1, _GRADIENTS // numbers_of_row)
+        for first in range(0, len(rows), step):
+            part = slice(first, first + step)
+            block = rows[part]
             if weights_first:
-                block -= log_weights
+                block = block - log_weights
+            # Descending, so that masked classes are last.
             order = np.argsort(-block, axis=1, kind="stable")
-            z = np.take_along_axis(
-                block, order, axis=1
-            )  # Descending, so that masked classes are last.
+            z = np.take_along_axis(block, order, axis=1)
             z -= z[:, :1]
             log_p = z - np.log1p(np.exp(z[:, 1:]).sum(axis=1, keepdims=True))
-            log_eta = log_p + (_gain_by_p(loss, log_p) if by_p else _gain(loss, z))
-            np.put_along_axis(result[part], order, _in_order_of(log_p, log_eta), axis=1)
+            gain = _gain_by_p(loss, log_p) if is_of_p else _gain(loss, z)
+            log_eta = _in_order_of(log_p, log_p + gain)
+            np.put_along_axis(result[part], order, log_eta, axis=1)
         if log_weights.any() and not weights_first:
             result -= log_weights
             result -= logsumexp(result, axis=1, keepdims=True)
         return result.reshape(checked.shape)
 
-    @property
-    def n_classes_(self) -> int | None:
-        return None if self.loss.class_weights is None else len(self.loss.class_weights)
+    def _check_logits(self, rows: FloatArray) -> None:
+        """Raise unless rows (N, C) are logits of the loss's classes."""
+        check(
+            bool((rows < np.inf).all()),
+            "logits to be finite (or -inf for a masked class)",
+            "NaN or +inf",
+            "check the model's output",
+        )
+        check(
+            not np.isneginf(rows.max(axis=1)).any(),
+            "logits to allow at least one class",
+            "-inf for every class",
+            "mask fewer classes",
+        )
+        weights = self.loss.class_weights
+        if weights is not None:
+            check(
+                len(weights) == rows.shape[1],
+                f"logits to have the {len(weights)} classes of class_weights",
+                rows.shape[1],
+                "use those of the loss's model",
+            )
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
 
-    def _check(self, n_classes: int) -> None:
-        """Raise unless the loss has an inverse link for this number of classes."""
-        from hf_calib.losses.loss import check_loss  # This import loads torch.
-
-        loss, way_out = (
-            self.loss,
-            f"use a loss among {', '.join(INVERTIBLE)}, or fit TemperatureScaling",
-        )
-        check_loss(loss)
-        check(
-            loss.name in INVERTIBLE,
-            "loss to have an inverse link",
-            repr(loss.name),
-            way_out,
-        )
-        check(
-            not loss.multi_label,
-            "loss to be single-label",
-            "a multi-label loss",
-            "fit TemperatureScaling",
-        )
-        whole = loss.hyperparameters.get("smoothing") == 1
-        check(
-            not whole,
-            "smoothing to be below 1",
-            1,
-            "with 1 the loss does not depend on the label",
-        )
-        requirement = f"logits to have the {self.n_classes_} classes of class_weights"
-        check(
-            self.n_classes_ in (None, n_classes),
-            requirement,
-            n_classes,
-            "use those of the loss's model",
-        )
+def _check_loss(loss: Any) -> None:
+    """Raise unless the loss has an inverse link."""
+    way_out = f"use a loss among {', '.join(INVERTIBLE)}, or fit a temperature"
+    check(
+        isinstance(loss, CalibrationLoss),
+        "loss to be a CalibrationLoss",
+        type(loss).__name__,
+        "use hf_calib.losses.make_loss",
+    )
+    check(
+        loss.name in INVERTIBLE,
+        "loss to have an inverse link",
+        repr(loss.name),
+        way_out,
+    )
+    check(
+        not loss.multi_label,
+        "loss to be single-label",
+        "a multi-label loss",
+        "fit a temperature",
+    )
+    check(
+        loss.hyperparameters.get("smoothing") != 1,
+        "smoothing to be below 1",
+        1,
+        "with 1 the loss does not depend on the label",
+    )
 
 
 def _gain_by_p(loss: Any, log_p: FloatArray) -> FloatArray:
@@ -180,8 +178,6 @@ def _gain(loss: Any, z: FloatArray) -> FloatArray:
     # The gradient for a label moves mass to it from the other classes, and sums to 0: eta is the stationary
     # distribution of a Markov chain with these rates. Eliminating one class after another (Grassmann, Taksar and Heyman
     # 1985), starting with the least probable, needs no subtraction, so small probabilities stay accurate.
-    import torch
-
     n, c = z.shape
     masked = np.isneginf(z)
     near = np.where(masked, -np.inf, np.maximum(z, _FURTHEST))
@@ -200,8 +196,6 @@ def _gain(loss: Any, z: FloatArray) -> FloatArray:
 
 
 def _gradient(function: Callable[[Any], Any], values: FloatArray) -> FloatArray:
-    import torch
-
     with torch.enable_grad():
         leaf = torch.from_numpy(values).requires_grad_()
         (gradient,) = torch.autograd.grad(function(leaf), leaf)

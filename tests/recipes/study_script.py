@@ -1,4 +1,4 @@
-"""A script as `hf-calib compare-losses` starts it, with a run of a second: what a study does with processes is tested.
+"""A script as `compare_losses.py` starts it, with a run of a second: what a study does with processes is tested.
 
 python study_script.py --loss focal --seed 0 --output_dir OUT [--fails LOSS] [--silent LOSS] [--seconds S]
 """

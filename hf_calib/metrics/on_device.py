@@ -1,0 +1,250 @@
+"""The sums of a `CalibrationState` for logits on a device, and sums over processes.
+
+This module needs torch. `LogitSums.add` never waits for the device: predictions that do not count stay, with weight 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hf_calib._errors import check
+from hf_calib.metrics.checks import FloatArray, check_type
+from hf_calib.metrics.sums import TopLabel, terms_of, uniform_edges
+
+_IGNORED_LABEL = -100
+# With so few classes, softmax takes several times as long as its parts.
+_FEW_CLASSES = 16
+# A prediction in `correct` that is not used; dropping it would wait for the device.
+_LEFT_OUT = -1
+# It limits the temporaries of a chunk of rows.
+_CHUNK_ELEMENTS = 2**19
+
+
+def check_batch(logits: Any, labels: Any, *, n_classes: int, multi_label: bool) -> None:
+    """Raise unless the tensors fit each other and the classes; values are not read."""
+    for name, value in (("logits", logits), ("labels", labels)):
+        check_type(
+            isinstance(value, Tensor),
+            f"{name} to be a torch.Tensor",
+            type(value).__name__,
+            "pass probabilities in numpy arrays to update",
+        )
+    check_type(
+        logits.is_floating_point(),
+        "logits to be floating point",
+        logits.dtype,
+        "pass the model's logits",
+    )
+    are_integers = not (labels.is_floating_point() or labels.dtype == torch.bool)
+    check_type(
+        multi_label or are_integers,
+        "labels to be integers",
+        labels.dtype,
+        "pass class indices, or set multi_label=True for one 0/1 label per class",
+    )
+    shape = tuple(logits.shape)
+    of_labels = shape if multi_label else shape[:-1]
+    check(
+        tuple(labels.shape) == of_labels,
+        f"labels to have shape {of_labels}",
+        f"{tuple(labels.shape)} for logits {shape}",
+        "set multi_label=True only for one 0/1 label per class",
+    )
+    fewest = 1 if multi_label else 2
+    check(
+        len(shape) > 0 and shape[-1] >= fewest,
+        "logits to have a class axis (..., C)",
+        shape,
+        "a single sigmoid output needs multi_label=True",
+    )
+    check(
+        shape[-1] == n_classes,
+        f"logits to have the {n_classes} classes of the state",
+        shape[-1],
+        "use one state for each label set",
+    )
+
+
+class LogitSums:
+    """Sums of logits (..., C) and labels on one device, until a state reads them."""
+
+    def __init__(
+        self, sums: dict[str, FloatArray], n_bins: int, device: torch.device
+    ) -> None:
+        # The sums are float64, which "mps" does not support.
+        self._device = torch.device("cpu") if device.type == "mps" else device
+        self._n_bins = n_bins
+        self._sums = {
+            name: torch.from_numpy(each).to(self._device) for name, each in sums.items()
+        }
+        self._by_class = "class_bins" in sums
+        # The numbers of rows, of those that are not finite, of invalid indices and of invalid 0/1 labels.
+        self._counts = torch.zeros(4, dtype=torch.float64, device=self._device)
+        self._confidences: list[Tensor] = []
+        self._correct: list[Tensor] = []
+        # With edges rounded to float32, every float32 value is in the same bin as with float64 edges.
+        interior = torch.from_numpy(uniform_edges(n_bins)[1:-1])
+        self._edges = {
+            dtype: interior.to(self._device, dtype)
+            for dtype in (torch.float32, torch.float64)
+        }
+
+    @torch.no_grad()
+    def add(self, logits: Tensor, labels: Tensor, *, multi_label: bool) -> None:
+        """Add a batch that `check_batch` has passed."""
+        n_classes = logits.shape[-1]
+        rows = logits.to(self._device).reshape(-1, n_classes)
+        if not labels.is_floating_point():
+            # In narrow integers C and -100 would wrap around.
+            labels = labels.long()
+        n_labels = n_classes if multi_label else 1
+        targets = labels.to(self._device).reshape(len(rows), n_labels)
+        step = max(1, _CHUNK_ELEMENTS // n_classes)
+        for chunk, own in zip(rows.split(step), targets.split(step), strict=True):
+            wide = chunk if chunk.dtype == torch.float64 else chunk.float()
+            if multi_label:
+                used, confidence = self._add_sigmoid(wide, own)
+            else:
+                used, confidence = self._add_softmax(wide, own)
+            invalid = (~used & (own != _IGNORED_LABEL)).sum()
+            self._counts[0] += used.any(dim=1).sum()
+            self._counts[1] += (used & ~confidence.isfinite()).any(dim=1).sum()
+            if multi_label:
+                self._counts[3] += invalid
+            else:
+                self._counts[2] += invalid
+
+    def fetch(self) -> tuple[dict[str, FloatArray], FloatArray, TopLabel]:
+        """Wait for the device; return the sums, the counts (4,) and the top labels that are used."""
+        sums = {name: each.cpu().numpy() for name, each in self._sums.items()}
+        # No row has a weight other than 1.
+        sums["bins"][0] = sums["bins"][1]
+        correct = torch.cat(self._correct)
+        used = correct != _LEFT_OUT
+        top = TopLabel(
+            torch.cat(self._confidences)[used].double().cpu().numpy(),
+            correct[used].double().cpu().numpy(),
+        )
+        return sums, self._counts.cpu().numpy(), top
+
+    def _add_softmax(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Add one prediction per row: logits (R, C), labels (R, 1); see `_add`."""
+        n_classes = logits.shape[1]
+        used = (labels >= 0) & (labels < n_classes)
+        targets = labels.clamp(0, n_classes - 1)
+        largest = logits.amax(dim=1, keepdim=True)
+        predicted = logits.argmax(dim=1, keepdim=True)
+        if n_classes > _FEW_CLASSES:
+            probs = logits.softmax(dim=1)
+        else:
+            probs = (logits - largest).exp_()
+            probs /= probs.sum(dim=1, keepdim=True)
+        if self._by_class:
+            self._add_classes(probs, used, targets, used)
+        confidence = probs.amax(dim=1, keepdim=True)
+        nll = largest - logits.gather(1, targets) - confidence.log()
+        others = probs.scatter_(1, targets, 0)
+        # 1 - p of the label, accurate near p = 1.
+        rest = others.sum(dim=1, keepdim=True).double()
+        norm = torch.linalg.vector_norm(others, dim=1, keepdim=True).double()
+        brier = norm.square() + rest.square()
+        return self._add(used, predicted, [confidence, predicted == labels, nll, brier])
+
+    def _add_sigmoid(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Add one prediction per logit: logits (R, C), labels (R, C) of 0 and 1; see `_add`."""
+        positive = labels == 1
+        used = positive | (labels == 0)
+        probs = logits.sigmoid()
+        classes = torch.arange(logits.shape[1], device=logits.device).expand_as(logits)
+        if self._by_class:
+            self._add_classes(probs, used, classes, positive)
+        confidence = logits.abs().sigmoid()
+        correct = (logits > 0) == positive
+        # `binary_cross_entropy_with_logits` would be NaN for an infinite (masked) logit.
+        nll = -F.logsigmoid(torch.where(positive, logits, -logits))
+        brier = (probs - positive.to(probs.dtype)).square_()
+        return self._add(used, classes, [confidence, correct, nll, brier])
+
+    def _add_classes(
+        self, probs: Tensor, used: Tensor, classes: Tensor, true: Tensor
+    ) -> None:
+        """Add the probabilities (R, C) of every class that is used; the classes (R, k) are true."""
+        first_slots = torch.arange(probs.shape[1], device=probs.device) * self._n_bins
+        slots = torch.bucketize(probs, self._edges[probs.dtype]) + first_slots
+        counted = torch.where(used, probs.double(), 0.0)
+        rows, probabilities, true_rows = self._sums["class_bins"]
+        _scatter(rows, slots, used.double().expand_as(probs))
+        _scatter(probabilities, slots, counted)
+        _scatter(true_rows, slots.gather(1, classes), true.double())
+        self._sums["class_squares"] += counted.square().sum(dim=0)
+
+    def _add(
+        self, used: Tensor, predicted: Tensor, parts: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Add predictions (R, k) with valid labels: confidence, correct, nll in nats, brier."""
+        confidence, correct = parts[:2]
+        wide = torch.stack([part.double() for part in parts])
+        in_bin, scores = terms_of(used.double(), *torch.where(used, wide, 0.0))
+        slots = torch.bucketize(confidence, self._edges[confidence.dtype])
+        if self._by_class:
+            slots += predicted * self._n_bins
+        for sums, term in zip(self._sums["bins"][1:], in_bin, strict=True):
+            _scatter(sums, slots, term)
+        self._sums["scores"] += torch.stack(scores).flatten(1).sum(dim=1, keepdim=True)
+        kept = torch.where(used, correct.to(torch.int8), _LEFT_OUT)
+        self._confidences.append(confidence.flatten())
+        self._correct.append(kept.flatten())
+        return used, confidence
+
+
+def _scatter(sums: Tensor, slots: Tensor, term: Tensor) -> None:
+    """Add a term to the slots of its sums, without bincount, which waits for the device."""
+    sums.view(-1).scatter_add_(0, slots.flatten(), term.flatten())
+
+
+# ---- Several processes ----
+
+
+def n_processes() -> int:
+    """The number of processes of the default group of torch.distributed."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
+
+
+def summed(array: NDArray[Any]) -> NDArray[Any]:
+    """The sum of the arrays of all processes, which have one shape."""
+    total = torch.from_numpy(array).to(_device_of_processes())
+    dist.all_reduce(total)
+    return total.cpu().numpy()
+
+
+def gathered(array: NDArray[Any]) -> list[NDArray[Any]]:
+    """The arrays (K, n) of all processes in the order of the ranks; n may differ."""
+    lengths = _all_gather(np.array([array.shape[1]]))
+    longest = int(max(lengths)[0])
+    padded = np.pad(array, [(0, 0), (0, longest - array.shape[1])])
+    parts = _all_gather(padded)
+    return [part[:, : n[0]] for part, n in zip(parts, lengths, strict=True)]
+
+
+def _all_gather(array: NDArray[Any]) -> list[NDArray[Any]]:
+    own = torch.from_numpy(array).to(_device_of_processes())
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own)
+    return [part.cpu().numpy() for part in parts]
+
+
+def _device_of_processes() -> torch.device:
+    """The device whose tensors the processes can send."""
+    device = torch.accelerator.current_accelerator()
+    if device is None or "gloo" in dist.get_backend():
+        return torch.device("cpu")
+    return device
