@@ -43,8 +43,6 @@ class LabelKind(NamedTuple):
     """The form of a task's labels, which determines probabilities, calibrators and statistics."""
 
     name: str  # The name in messages.
-    rows: str  # The examples with a label.
-    columns: str  # The columns of the logits.
     sigmoid: bool  # True if each logit has its own probability.
     independent: bool  # True if examples are independent draws, as guarantees need.
     maps: tuple[str, ...]  # The post-hoc methods for it.
@@ -60,14 +58,10 @@ class LabelKind(NamedTuple):
             return np.asarray(softmax(wide, axis=1))
 
 
-SINGLE_LABEL = LabelKind(
-    "single-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS)
-)
-TOKENS = LabelKind(
-    "token", "tokens", "classes", False, False, tuple(SINGLE_LABEL_SCALERS)
-)
+SINGLE_LABEL = LabelKind("single-label", False, True, tuple(SINGLE_LABEL_SCALERS))
+TOKENS = LabelKind("token", False, False, tuple(SINGLE_LABEL_SCALERS))
 _MULTI = ("auto", "temperature", "per_label_temperature", "structured_vector")
-MULTI_LABEL = LabelKind("multi-label", "rows", "labels", True, True, _MULTI)
+MULTI_LABEL = LabelKind("multi-label", True, True, _MULTI)
 
 
 @dataclass(frozen=True, eq=False)
