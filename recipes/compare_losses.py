@@ -4,16 +4,11 @@
         --config recipes/configs/ag_news_minilm.yaml --losses cross_entropy focal focal:gamma=1 \
         --seeds 0 1 2 --output study -- --train_file train.csv --test_file test.csv
 
-What follows `--` goes to the script. Each run is a job of submitit with a folder of its own,
-`study/runs/LOSS-seedN`. The same command goes on after an interruption: finished runs are skipped,
-others resume from their newest complete checkpoint. A run of other arguments is refused.
-
-A script of your own takes `--loss`, `--loss_kwargs`, `--seed`, `--output_dir` and
-`--resume_from_checkpoint`, as `CalibrationTrainingArguments` does, and ends with
-`train_and_report`, which leaves predictions.safetensors and results.json in its output_dir.
-
-The table compares each loss with the baseline under the same calibrator, so that a gain of a
-calibrator does not count as one of a loss; paired.py says what its intervals and p-values are.
+What follows `--` goes to the script, which may be yours: it takes the arguments of
+`CalibrationTrainingArguments` and ends with `train_and_report`. Each run is a job of submitit with a
+folder of its own, `study/runs/LOSS-seedN`. After an interruption the same command goes on: finished
+runs are skipped, others resume from their newest complete checkpoint. The table compares each loss
+with the baseline under the same calibrator; paired.py says what its intervals and p-values are.
 """
 
 from __future__ import annotations
@@ -56,15 +51,11 @@ from hf_calib.predictions.predictions import MULTI_LABEL, SINGLE_LABEL, Predicti
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.scaling import SCALERS
 
-RUN = "run.json"
 RESULTS = "results.json"
-LOG = "log.txt"
-LOSS_FILES = {
-    path.stem: path for path in Path(__file__).parent.glob("configs/losses/*.yaml")
-}
-
-ECE = "expected_calibration_error"
+CONFIGS = Path(__file__).parent / "configs"
+LOSS_FILES = {path.stem: path for path in CONFIGS.glob("losses/*.yaml")}
 BINS = {"n_bins": 15}
+ECE = "expected_calibration_error"
 # The metrics, with their functions in `hf_calib.metrics` and the options of these.
 MEASURED: dict[str, tuple[str, dict[str, Any]]] = {
     "nll": ("negative_log_likelihood", {}),
@@ -84,11 +75,10 @@ WITHOUT_INTERVAL = ("classwise_ece",)
 # The highest value of a metric; that of others is 1.
 HIGHEST = {"nll": math.inf, "brier": 2.0}
 KEY = ["loss", "method", "metric"]
+Probs = NDArray[np.float64]
 
 UNCALIBRATED = "none"
-# Temperatures by other criteria than the NLL, as in the papers.
-CRITERIA = {"temperature_ece": "ece", "temperature_adaptive_ece": "adaptive_ece"}
-CALIBRATORS = (UNCALIBRATED, *SINGLE_LABEL.maps, *CRITERIA, *MULTI_LABEL.maps)
+CALIBRATORS = (UNCALIBRATED, *SINGLE_LABEL.maps, *MULTI_LABEL.maps)
 # The bootstraps of a study draw at most so many numbers, which takes a minute or two.
 MOST_DRAWN = 4e8
 RESAMPLES = (50, 1000)
@@ -125,7 +115,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Run:
-    """A training; its arguments are what must be the same when it is resumed."""
+    """A training, called in a job; its arguments have to be the same when it is resumed."""
 
     loss: str
     seed: int
@@ -137,9 +127,60 @@ class Run:
         return f"{self.loss}, seed {self.seed}"
 
     @property
+    def log(self) -> Path:
+        """The output of its script."""
+        return self.folder / "log.txt"
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has written its results, which are written last."""
         return all((self.folder / name).is_file() for name in (PREDICTIONS, RESULTS))
+
+    def __call__(self, environment: Mapping[str, str]) -> str | None:
+        """Train in a job, from the newest complete checkpoint; return why that failed, or None."""
+        command = list(self.command)
+        with open(self.folder / ".lock", "wb") as lock, open(self.log, "ab") as log:
+            # The script of an earlier study that was killed may still be training, and holds this
+            # lock. Some file systems of clusters have no locks.
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.is_finished:
+                return None
+            if any(self.folder.glob("checkpoint-*")):
+                from hf_calib.trainer.saving import newest_checkpoint
+
+                loss = command[command.index("--loss") + 1]
+                newest = newest_checkpoint(self.folder, loss)
+                command += ["--resume_from_checkpoint", newest] if newest else []
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                pass_fds=[lock.fileno()],
+            )
+            try:
+                code = process.wait()
+            except BaseException:
+                # The job is cancelled; another signal must not keep the script alive.
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        if self.is_finished:
+            return None
+        how = f"exit status {code}" if code >= 0 else f"killed by signal {-code}"
+        lines = "\n".join(last_lines(self.log, 12))
+        return f"{how}, without {RESULTS} and {PREDICTIONS}; its last lines:\n{lines}"
+
+    def checkpoint(self, environment: Mapping[str, str]) -> Any:
+        """The job that follows where Slurm preempts this one, from its newest checkpoint."""
+        return submitit.helpers.DelayedSubmission(self, environment)
+
+
+# Why runs failed, or cannot be measured.
+Reasons = dict[Run, str]
 
 
 def read_loss(word: str) -> tuple[str, list[str]]:
@@ -157,8 +198,8 @@ def read_loss(word: str) -> tuple[str, list[str]]:
         check(path.is_file(), "losses to be names or YAML files", repr(base), way_out)
         given = read_config(path)
         loss = str(given.get("loss"))
-        way_out = did_you_mean(loss, LOSSES)
-        check(loss in LOSSES, f"{path} to name its loss", repr(loss), way_out)
+        names = did_you_mean(loss, LOSSES)
+        check(loss in LOSSES, f"{path} to name its loss", repr(loss), names)
         name = path.stem
         hyperparameters = dict(given.get("loss_kwargs") or {})
         # A script that reads no YAML files needs one for further arguments only.
@@ -185,9 +226,8 @@ def plan(args: argparse.Namespace) -> list[Run]:
     """Return the runs, seed by seed; raise for what cannot be trained, before anything is written."""
     is_python = args.script.suffix == ".py"
     is_program = is_python or os.access(args.script, os.X_OK)
-    is_program = is_program and args.script.is_file()
-    way_out = "check the path, for example recipes/text_classification.py"
-    check(is_program, "the script to be a .py or an executable", args.script, way_out)
+    is_file = args.script.is_file() and is_program
+    check(is_file, "the script to be a .py or an executable", args.script, "check it")
     differ = len(set(args.seeds)) == len(args.seeds) and min(args.seeds) >= 0
     check(differ, "seeds to differ, from 0", args.seeds, "write --seeds 0 1 2")
     losses = [read_loss(word) for word in args.losses]
@@ -196,7 +236,7 @@ def plan(args: argparse.Namespace) -> list[Run]:
     check(n_times == 1, "losses to differ", f"{most} twice", "give each another name")
     names = [name for name, _ in losses]
     args.baseline = args.baseline or names[0]
-    way_out = did_you_mean(args.baseline, names)
+    way_out = f"use one of {few(names)}"
     check(args.baseline in names, "a baseline of the losses", args.baseline, way_out)
     check_words(args.config, args.words)
     program = [sys.executable] if is_python else []
@@ -220,25 +260,19 @@ def plan(args: argparse.Namespace) -> list[Run]:
 
 def check_words(configs: Sequence[str], words: Sequence[str]) -> None:
     """Raise for arguments of the script that the study sets, and for secrets, which jobs store."""
-    resumed = "leave it out: interrupted runs resume"
-    ours = {
-        **{"loss": "use --losses", "loss_kwargs": "use --losses focal:gamma=1"},
-        **{"seed": "use --seeds", "output_dir": "use --output"},
-        **{"config": "write it before the --", "resume": resumed},
-        "resume_from_checkpoint": resumed,
-    }
-    secret = re.compile(r"(^|[-_=])(token|secret|password|api[-_]key)(=|$)", re.I)
+    ours = r"--(loss([-_]kwargs)?|seed|output[-_]dir|config|resume[-\w]*)(=|$)"
+    secret = r"(?i)(^|[-_=])(token|secret|password|api[-_]key)(=|$)"
+    keep_out = "the script's arguments to leave this to the study"
+    no_secret = "the script's arguments to hold no secret, which jobs store"
     for word in words:
-        name = word.partition("=")[0].lstrip("-").replace("-", "_")
-        is_ours = word.startswith("--") and name in ours
-        requirement = "the script's arguments to leave this to the study"
-        check(not is_ours, requirement, f"--{name}", ours.get(name, ""))
-        requirement = "the script's arguments to hold no secret, which jobs store"
-        way_out = "set HF_TOKEN in the environment"
-        check(secret.search(word) is None, requirement, f"--{name}", way_out)
+        way_out = "use the study's option before the --; interrupted runs resume"
+        check(re.match(ours, word) is None, keep_out, word, way_out)
+        name = word.partition("=")[0]
+        is_public = re.search(secret, word) is None
+        check(is_public, no_secret, name, "set HF_TOKEN in the environment")
     for path, name in product(configs, ("resume", "resume_from_checkpoint")):
         is_there = name in read_config(Path(path))
-        check(not is_there, f"{path} to leave this to the study", name, resumed)
+        check(not is_there, f"{path} to leave this to the study", name, "remove it")
 
 
 def content_of(word: str) -> str:
@@ -266,7 +300,8 @@ def check_folders(output: Path, runs: Sequence[Run]) -> None:
         if not run.folder.is_dir() or not any(run.folder.iterdir()):
             continue
         try:
-            earlier = tuple(json.loads((run.folder / RUN).read_text())["arguments"])
+            record = json.loads((run.folder / "run.json").read_text())
+            earlier = tuple(record["arguments"])
         except (OSError, ValueError, LookupError, TypeError):
             earlier = ("no record of them",)
         differ = [word for word in earlier if word not in run.arguments]
@@ -280,62 +315,9 @@ def check_folders(output: Path, runs: Sequence[Run]) -> None:
 # Training
 
 
-@dataclass(frozen=True)
-class Training:
-    """A run as a job of submitit, which stores it and calls it in a process of its own."""
-
-    run: Run
-    environment: dict[str, str]
-
-    def __call__(self) -> str | None:
-        """Train from the newest complete checkpoint; return why that failed, or None."""
-        folder = self.run.folder
-        command = list(self.run.command)
-        with open(folder / ".lock", "wb") as lock, open(folder / LOG, "ab") as log:
-            # The script of an earlier study that was killed may still be training, and holds this
-            # lock. Some file systems of clusters have no locks.
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if self.run.is_finished:
-                return None
-            if any(folder.glob("checkpoint-*")):
-                from hf_calib.trainer.saving import newest_checkpoint
-
-                loss = command[command.index("--loss") + 1]
-                newest = newest_checkpoint(folder, loss)
-                command += ["--resume_from_checkpoint", newest] if newest else []
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.environment},
-                start_new_session=True,
-                pass_fds=[lock.fileno()],
-            )
-            try:
-                code = process.wait()
-            except BaseException:
-                # The job is cancelled; another signal must not keep the script alive.
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
-        if self.run.is_finished:
-            return None
-        how = f"exit status {code}" if code >= 0 else f"killed by signal {-code}"
-        lines = "\n".join(last_lines(folder, 12))
-        return f"{how}, without {RESULTS} and {PREDICTIONS}; its last lines:\n{lines}"
-
-    def checkpoint(self) -> Any:
-        """The job that follows where Slurm preempts this one, from its newest checkpoint."""
-        return submitit.helpers.DelayedSubmission(self)
-
-
-def last_lines(folder: Path, n: int) -> list[str]:
+def last_lines(log: Path, n: int) -> list[str]:
     """The end of a run's output, with the last state of its progress bars."""
-    if not (folder / LOG).is_file():
-        return []
-    text = (folder / LOG).read_bytes()[-(2**14) :].decode(errors="replace")
+    text = log.read_bytes()[-(2**14) :].decode(errors="replace")
     lines = [line.strip().rpartition("\r")[2] for line in text.split("\n")]
     return [printable(line) for line in lines if line][-n:]
 
@@ -366,23 +348,20 @@ def places(args: argparse.Namespace, n_runs: int) -> list[dict[str, str]]:
     if args.slurm:
         # Slurm starts each job when what it asks for is free.
         return [{} for _ in range(n_runs)]
-    gpus = [str(number) for number in range(torch.cuda.device_count())]
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        gpus = [word for word in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if word]
-    found: list[dict[str, str]] = []
-    for number in range(args.jobs):
-        n_threads = max(1, (os.cpu_count() or 1) // args.jobs)
-        place = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(n_threads))}
-        if gpus:
-            # A Trainer that sees several enlarges the batch, where torchrun splits it.
-            is_python = args.script.suffix == ".py"
-            share = gpus[number % len(gpus)] if is_python else ",".join(gpus)
-            place["CUDA_VISIBLE_DEVICES"] = share
-        found.append(place)
+    n_threads = str(max(1, (os.cpu_count() or 1) // args.jobs))
+    shared = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", n_threads)}
+    of_machine = ",".join(map(str, range(torch.cuda.device_count())))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", of_machine)
+    found = [{**shared, "CUDA_VISIBLE_DEVICES": gpus} for _ in range(args.jobs)]
+    if args.script.suffix == ".py":
+        # A Trainer that sees several GPUs enlarges the batch, where torchrun splits it.
+        each = gpus.split(",")
+        for number, place in enumerate(found):
+            place["CUDA_VISIBLE_DEVICES"] = each[number % len(each)]
     return found
 
 
-def train(args: argparse.Namespace, runs: Sequence[Run]) -> dict[Run, str]:
+def train(args: argparse.Namespace, runs: Sequence[Run]) -> Reasons:
     """Train what is not finished; return the runs that failed, with the reasons."""
     waiting = [run for run in runs if not run.is_finished]
     say(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished")
@@ -392,19 +371,19 @@ def train(args: argparse.Namespace, runs: Sequence[Run]) -> dict[Run, str]:
     for run in waiting:
         run.folder.mkdir(parents=True, exist_ok=True)
         entries = {"loss": run.loss, "seed": run.seed, "arguments": run.arguments}
-        with whole_file(run.folder / RUN) as unfinished:
+        with whole_file(run.folder / "run.json") as unfinished:
             unfinished.write_text(json.dumps(entries, indent=1))
     free = places(args, len(waiting))
     running: dict[Run, tuple[Any, dict[str, str]]] = {}
-    failed: dict[Run, str] = {}
+    failed: Reasons = {}
     last_said = time.monotonic()
     try:
         while waiting or running:
             while waiting and free:
                 run = waiting.pop(0)
                 place = free.pop(0)
-                running[run] = executor.submit(Training(run, place)), place
-                say(f"{run} started; its output is in {run.folder / LOG}")
+                running[run] = executor.submit(run, place), place
+                say(f"{run} started; its output is in {run.log}")
             for run, (job, place) in list(running.items()):
                 if not job.done():
                     continue
@@ -420,8 +399,8 @@ def train(args: argparse.Namespace, runs: Sequence[Run]) -> dict[Run, str]:
                 failed |= {} if reason is None else {run: reason}
             if time.monotonic() - last_said > 60:
                 last_said = time.monotonic()
-                for run in running:
-                    say(f"{run}: {''.join(last_lines(run.folder, 1))[:100]}")
+                for run in [run for run in running if run.log.is_file()]:
+                    say(f"{run}: {''.join(last_lines(run.log, 1))[:100]}")
             time.sleep(0.2)
     except BaseException:
         jobs = [job for job, _ in running.values()]
@@ -447,13 +426,11 @@ def clean_up(runs: Sequence[Run], *, delete_models: bool) -> None:
 # Measuring
 
 
-def read_runs(
-    runs: Sequence[Run], failed: Mapping[Run, str]
-) -> tuple[dict[Run, TrainingPredictions], dict[Run, str]]:
+def read_runs(runs: Sequence[Run], failed: Reasons) -> tuple[dict[Run, Any], Reasons]:
     """Return the predictions that can be compared, and why the other runs cannot be."""
     found: dict[Run, TrainingPredictions] = {}
     rows: dict[Run, int] = {}
-    missing: dict[Run, str] = {}
+    missing: Reasons = {}
     for run in runs:
         if not run.is_finished:
             missing[run] = failed.get(run, "not finished")
@@ -475,30 +452,22 @@ def read_runs(
     return found, missing
 
 
-def probabilities(
-    predictions: TrainingPredictions, calibrator: str
-) -> tuple[NDArray[np.float64], list[str]]:
+def probabilities(of: TrainingPredictions, calibrator: str) -> tuple[Probs, list[str]]:
     """The probabilities of the test rows, and the warnings of the fit to the calibration rows."""
-    test = predictions.test
+    test = of.test
     if calibrator == UNCALIBRATED:
         return test.probabilities(), []
-    known = test.kind.maps if test.kind.sigmoid else (*test.kind.maps, *CRITERIA)
-    requirement = f"a calibrator for {test.kind.name} predictions"
-    check(calibrator in known, requirement, calibrator, f"use {few(known)}")
-    if predictions.calibration is None:
+    if calibrator not in test.kind.maps:
+        raise InputError(f"it is not for {test.kind.name} predictions")
+    if of.calibration is None:
         raise InputError("the run has no calibration rows")
-    if calibrator in CRITERIA:
-        scaler = SCALERS["temperature"].load()(criterion=CRITERIA[calibrator])
-    else:
-        scaler = SCALERS[calibrator].load()()
-    logits = predictions.calibration.as_logits().astype(np.float64)
-    warned = replace(predictions.calibration, logits=logits).fit_calibrator(scaler)
+    scaler = SCALERS[calibrator].load()()
+    logits = of.calibration.as_logits().astype(np.float64)
+    warned = replace(of.calibration, logits=logits).fit_calibrator(scaler)
     return scaler.predict_proba(test.as_logits().astype(np.float64)), warned
 
 
-def measured(
-    test: Predictions, probs: NDArray[np.float64], n_resamples: int
-) -> Iterator[dict[str, Any]]:
+def measured(test: Predictions, probs: Probs, n_resamples: int) -> Iterator[Any]:
     """The metrics, each with its values (R,) on resamples of the rows, or NaN."""
     labels = test.labels.astype(np.int64)
     groups = None
@@ -526,7 +495,7 @@ def measured(
 
 
 def measure(
-    runs: Sequence[Run], calibrators: Sequence[str], failed: Mapping[Run, str]
+    runs: Sequence[Run], calibrators: Sequence[str], failed: Reasons
 ) -> tuple[DataFrame, dict[str, Any]]:
     """Return a row for each metric of a run and a calibrator, and what is to be said of them."""
     found, missing = read_runs(runs, failed)
@@ -548,7 +517,7 @@ def measure(
                 found_here = measured(predictions.test, probs, about["n_resamples"])
                 rows += [{**key, **each} for each in found_here]
             except InputError as error:
-                said = [f"left out, {error}"]
+                said = [f"left out: {error}"]
             for remark in said:
                 remarks.setdefault(f"{calibrator}: {remark}", []).append(str(run))
     about["remarks"] = {remark: few(of) for remark, of in remarks.items()}
@@ -568,9 +537,9 @@ class Study:
     n_asked: int
 
     @property
-    def has_seeds(self) -> bool:
-        """Whether there are several."""
-        return self.numbers["seed"].nunique() > 1
+    def fewest_seeds(self) -> int:
+        """Of a comparison; one seed among several would be a comparison of the rows alone."""
+        return min(2, self.numbers["seed"].nunique())
 
     def means(self) -> DataFrame:
         """The means over the seeds with their intervals."""
@@ -594,8 +563,7 @@ class Study:
             for loss in values.columns.drop(self.baseline):
                 change = (values[loss] - values[self.baseline]).dropna()
                 drawn = draws[loss][change.index] - draws[self.baseline][change.index]
-                # One seed among several would be a comparison of the rows alone.
-                if len(change) > self.has_seeds:
+                if len(change) >= self.fewest_seeds:
                     found[loss, calibrator] = paired.two_level(change, drawn, variance)
         return found
 
@@ -643,17 +611,17 @@ def table_of(study: Study, means: DataFrame, differences: DataFrame) -> DataFram
         differs = own["p_corrected"].lt(paired.LEVEL)
         in_words = "{0.value:+.4f} [{0.low:+.4f}, {0.high:+.4f}]".format
         found = [in_words(row) for row in own.itertuples()]
-        p = own["p_corrected"].map("{:.3f}".format) + differs.map(
-            {True: " *", False: ""}
-        )
         table[f"{metric} - baseline"] = Series(found, own.index, dtype=str)
-        table[f"p ({metric})"] = p
+        stars = differs.map({True: " *", False: ""})
+        table[f"p ({metric})"] = own["p_corrected"].map("{:.3f}".format) + stars
     return table.fillna("").reset_index()
 
 
 def notes(study: Study, about: Mapping[str, Any]) -> list[str]:
     """What the numbers mean, what the study could have found, and what is missing."""
-    over = "test rows and seeds" if study.has_seeds else "the test rows of one seed"
+    over = "test rows and seeds"
+    if study.fewest_seeds == 1:
+        over = "the test rows of one seed"
     said = [
         f"Differences are from {study.baseline} under the same calibrator, paired over {over}, with",
         "95% intervals; those in ECE are of the debiased ECE. p is corrected by Holm for the",
@@ -662,11 +630,9 @@ def notes(study: Study, about: Mapping[str, Any]) -> list[str]:
     for metric, title in (("nll", "NLL"), ("ece_debiased", "ECE")):
         size = study.detectable(metric)
         if size is not None:
-            found = (
-                "none that is possible" if math.isinf(size) else f"one of {size:.2g}"
-            )
+            found = f"one of {size:.2g}" if size < math.inf else "none that is possible"
             said.append(
-                f"Improvement in {title} that 80% of such studies find: {found}."
+                f"80% of such studies find this improvement in {title}: {found}."
             )
     if study.pooled:
         said.append("The variance over seeds is that of all losses together.")
@@ -687,9 +653,15 @@ def report(args: argparse.Namespace, runs: Sequence[Run], failed: Any) -> str:
     rows = f"{about['n_test']:,} test rows, {about['n_calibration']:,} calibration rows"
     head = f"{len(losses)} losses x {len(args.seeds)} seeds, {rows}"
     table = table_of(study, **tables).to_string(index=False)
-    text = "\n".join([head, "", table, "", *notes(study, about)])
+    said = notes(study, about)
+    text = "\n".join([head, "", table, "", *said])
     record = {"losses": losses, "seeds": args.seeds, "methods": args.calibrators}
-    record |= {"baseline": args.baseline, "variance": args.variance, **about}
+    record |= {
+        "baseline": args.baseline,
+        "variance": args.variance,
+        "notes": said,
+        **about,
+    }
     for name, found in tables.items():
         # pandas writes numbers that are not defined as null.
         records = found.to_json(orient="records", double_precision=15)

@@ -1,9 +1,8 @@
 """Statistics of paired comparisons of runs, over the test rows and over the seeds.
 
-A loss is compared with a baseline on the same test rows and with the same seeds: `two_level`
-has the interval and the p of the mean difference, `corrected` the p of a family of
-comparisons, `detectable` the difference that such a study would find. `pooled_variance` replaces
-the variance over the seeds of one comparison by that of all losses.
+A loss is compared with a baseline on the same test rows and with the same seeds: `two_level` has the
+interval and the p of the mean difference, `corrected` the p of a family of comparisons, `detectable`
+the difference that a study would find, `pooled_variance` the variance over seeds of all losses.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from hf_calib.metrics.intervals import holm
 
 FloatArray = NDArray[np.float64]
 
-# The level of every interval.
-CONFIDENCE_LEVEL = 0.95
-# A difference with a corrected p below it is beyond chance.
+# A difference with a corrected p below it is beyond chance; intervals have 1 minus it.
 LEVEL = 0.05
 # Metrics with a smaller difference are equal: they differ only in where a solver stopped.
 SAME = 1e-6
@@ -55,8 +52,7 @@ class TwoLevel(NamedTuple):
 
     def interval(self) -> tuple[float, float]:
         """The ends of the 95% interval."""
-        tail = (1 - CONFIDENCE_LEVEL) / 2
-        reach = math.sqrt(self.square_of_reach(tail))
+        reach = math.sqrt(self.square_of_reach(LEVEL / 2))
         return self.value - reach, self.value + reach
 
     def p_value(self) -> float:

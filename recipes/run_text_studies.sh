@@ -13,9 +13,9 @@ common=(--disable_tqdm true --report_to none)
 newsgroups=(--train_file "$data/20newsgroups/train.parquet" --test_file "$data/20newsgroups/test.parquet")
 ag_news=(--train_file "${AG_NEWS:-$data/ag_news/train.csv.gz}" --test_file "$data/ag_news/test.csv.gz")
 glove=(${GLOVE:+--glove_file "$GLOVE"})
-# In addition to the lowest NLL, the papers' criteria: the lowest ECE (dual focal, FCL) and the lowest
-# equal-mass ECE (AdaFocal).
-calibrators=(temperature temperature_ece temperature_adaptive_ece auto ensemble_temperature spline)
+# Temperatures by the papers' criteria, the lowest ECE and the lowest equal-mass ECE, are fitted to the logits of the runs:
+# by saved_runs.py and further_metrics.py.
+calibrators=(temperature auto ensemble_temperature spline)
 
 study() { # NAME CONFIG LOSSES ARGUMENTS...
   python "$here/compare_losses.py" "$here/text_classification.py" --config "$here/configs/$2" --losses $3 \

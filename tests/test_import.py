@@ -95,7 +95,6 @@ def test_the_public_names() -> None:
         "InputError",
         "TemperatureScalingCallback",
         "calibrate",
-        "compare",
         "decide",
         "evaluate",
         "fold",

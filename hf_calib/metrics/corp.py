@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, IntArray
-from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import TopLabel, top_label, without_rounding
-
-Score = Literal["brier", "log"]
 
 
 class CorpDecomposition(NamedTuple):
-    """The parts of a mean score of the top label: score = miscalibration - discrimination + uncertainty.
+    """The parts of the top label's mean Brier score: score = miscalibration - discrimination + uncertainty.
 
     Recalibration would remove the miscalibration. The uncertainty is the score of using the accuracy as the confidence
     of every row, which recalibrated confidences reduce by the discrimination. All parts are at least 0.
@@ -37,10 +34,8 @@ class CorpCurve(NamedTuple):
     high: FloatArray
 
 
-def corp_decomposition(
-    probs: ArrayLike, labels: ArrayLike, *, score: Score = "brier"
-) -> CorpDecomposition:
-    r"""Decompose the top label's mean score by isotonic regression, without bins.
+def corp_decomposition(probs: ArrayLike, labels: ArrayLike) -> CorpDecomposition:
+    r"""Decompose the top label's mean Brier score $(x - y)^2$ by isotonic regression, without bins.
 
     Unlike in `brier_decomposition`, the recalibrated confidences $\hat x$ are the best non-decreasing function of x:
 
@@ -51,7 +46,6 @@ def corp_decomposition(
 
     Args:
         labels: (N,) int in [0, C).
-        score: "brier", $(x - y)^2$, or "log", the negative log-likelihood of y in nats, at most 708.
 
     References:
         Dimitriadis, Gneiting and Jordan 2021, Stable reliability diagrams for probabilistic classifiers, Eq. 1 to 3.
@@ -60,30 +54,25 @@ def corp_decomposition(
     >>> [round(part, 4) for part in found]
     [0.175, 0.05, 0.0625, 0.1875]
     """
-    checks.check_choice("score", score, ("brier", "log"))
-    return decompose(top_label(*checks.check_probs_and_labels(probs, labels)), score)
+    return decompose(top_label(*checks.check_probs_and_labels(probs, labels)))
 
 
-def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
+def decompose(top: TopLabel) -> CorpDecomposition:
     """The parts for rows with a known top label."""
     _, rows, right = _pooled(top)
     n_rows = len(top.confidence)
-
-    def mean_score(stated: FloatArray, rows: Any, right: FloatArray) -> float:
-        if score == "brier":
-            return (
-                float(right @ (1 - stated) ** 2 + (rows - right) @ stated**2) / n_rows
-            )
-        of_right, of_wrong = (
-            np.log(np.maximum(p, SMALLEST_PROBABILITY)) for p in (stated, 1 - stated)
-        )
-        return -float(right @ of_right + (rows - right) @ of_wrong) / n_rows
-
-    own = mean_score(top.confidence, 1, top.correct)
-    best = mean_score(_recalibrated(rows, right), rows, right)
-    uncertainty = mean_score(np.full(len(rows), top.correct.mean()), rows, right)
+    wrong = rows - right
+    score = float(np.square(top.confidence - top.correct).mean())
+    recalibrated = _recalibrated(rows, right)
+    of_recalibrated = right @ (1 - recalibrated) ** 2 + wrong @ recalibrated**2
+    best = float(of_recalibrated) / n_rows
+    accuracy = float(top.correct.mean())
+    uncertainty = accuracy * (1 - accuracy)
     return CorpDecomposition(
-        own, max(own - best, 0.0), max(uncertainty - best, 0.0), uncertainty
+        score,
+        max(score - best, 0.0),
+        max(uncertainty - best, 0.0),
+        uncertainty,
     )
 
 

@@ -334,10 +334,8 @@ class CalibrationState:
         self, probs: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None
     ) -> None:
         """Add rows with labels (N,), or none if one is invalid; this is fastest if columns of probs are contiguous."""
-        rows, targets = (
-            checks.as_array("probs", probs),
-            checks.as_array("labels", labels),
-        )
+        rows = checks.as_array("probs", probs)
+        targets = checks.as_array("labels", labels)
         own = None if weights is None else checks.as_floats("weights", weights)
         checks.check_rows(rows, targets, own, self.n_classes)
         for _, scores in score_chunks(rows, targets, own):
@@ -392,45 +390,53 @@ class CalibrationState:
 
     def add_scores(self, rows: RowScores) -> None:
         """Add a chunk of checked and scored rows."""
-        ones, mass, stated, _, right = rows.in_bin
-        add_to(self.sums["cells"], cells_of(rows.confidence), [mass, stated, right])
-        self.sums["scores"][:, 0] += [ones @ term for term in rows.scores]
-        if not self.by_class:
-            add_to(
-                self.sums["bins"],
-                uniform_bins(rows.confidence, self.n_bins),
-                rows.in_bin,
-            )
-            return
-        n, flat = len(mass), rows.columns.reshape(-1)
-        weighted = rows.columns.astype(np.float64, copy=False)
-        own, masses = np.ones_like(weighted), weighted
+        _, mass, stated, _, right = rows.in_bin
+        ones = np.ones_like(mass)
+        sums = self.sums
+        add_to(sums["cells"], cells_of(rows.confidence), [mass, stated, right])
+        sums["scores"][:, 0] += [ones @ term for term in rows.scores]
+        if self.by_class:
+            self._add_classes(rows)
+        else:
+            bins = uniform_bins(rows.confidence, self.n_bins)
+            add_to(sums["bins"], bins, rows.in_bin)
+
+    def _add_classes(self, rows: RowScores) -> None:
+        """Add a chunk of scored rows to the sums by class."""
+        mass = rows.in_bin[1]
+        n = len(mass)
+        flat = rows.columns.reshape(-1)
+        own = np.ones(rows.columns.shape)
+        masses = rows.columns.astype(np.float64, copy=False)
         if rows.weights is not None:
-            own, masses = np.tile(mass, (self.n_classes, 1)), weighted * mass
+            own *= mass
+            masses = masses * mass
         terms = [own.reshape(-1), masses.reshape(-1)]
-        if (
-            self.n_classes > 3
-        ):  # Only the few probabilities above the first edge need a bin.
+        class_bins = self.sums["class_bins"]
+        if self.n_classes > 3:
+            # Only the few probabilities above the first edge need a bin.
             upper, bins = above_first_edge(flat, self.n_bins)
             slots = bins + upper // n * self.n_bins
-            for sums, each in zip(self.sums["class_bins"], terms, strict=False):
-                below = each.copy()
+            for sums, term in zip(class_bins[:2], terms, strict=True):
+                below = term.copy()
                 below[upper] = 0
                 sums[:, 0] += below.reshape(-1, n).sum(axis=1)
-            terms = [each[upper] for each in terms]
-            of_top, of_label = (
-                uniform_bins(flat[at], self.n_bins) + at // n * self.n_bins
-                for at in (rows.at_top, rows.at_label)
-            )
+            terms = [term[upper] for term in terms]
+            of_top = self._slots(flat, rows.at_top, n)
+            of_label = self._slots(flat, rows.at_label, n)
         else:
-            slots = uniform_bins(flat, self.n_bins) + np.repeat(
-                np.arange(self.n_classes) * self.n_bins, n
-            )
-            of_top, of_label = slots[rows.at_top], slots[rows.at_label]
-        add_to(self.sums["class_bins"][:2], slots, terms)
+            first_slots = np.arange(self.n_classes) * self.n_bins
+            slots = uniform_bins(flat, self.n_bins) + np.repeat(first_slots, n)
+            of_top = slots[rows.at_top]
+            of_label = slots[rows.at_label]
+        add_to(class_bins[:2], slots, terms)
+        add_to(class_bins[2:], of_label, [mass])
         add_to(self.sums["bins"], of_top, rows.in_bin)
-        add_to(self.sums["class_bins"][2:], of_label, [mass])
         self.sums["class_squares"] += np.einsum("cn,cn->c", rows.columns, masses)
+
+    def _slots(self, flat: NDArray[Any], places: IntArray, n: int) -> IntArray:
+        """The slots, class by class, of some places in the columns (C n,) of n rows."""
+        return uniform_bins(flat[places], self.n_bins) + places // n * self.n_bins
 
     def merge(self, other: CalibrationState) -> CalibrationState:
         """Add the rows of another state to this one, and return this one, for use with `functools.reduce`."""
@@ -439,14 +445,11 @@ class CalibrationState:
         way_out = "pass what was made by CalibrationState(n_classes=...)"
         checks.check_type(is_state, requirement, type(other).__name__, way_out)
         for name in ("n_classes", "n_bins", "by_class"):
-            mine, theirs = getattr(self, name), getattr(other, name)
+            mine = getattr(self, name)
+            theirs = getattr(other, name)
+            requirement = f"the other state's {name} to be {mine}"
             way_out = "merge states that were made alike"
-            check(
-                mine == theirs,
-                f"the other state's {name} to be {mine}",
-                theirs,
-                way_out,
-            )
+            check(mine == theirs, requirement, theirs, way_out)
         for state in (self, other):
             state._check_logits()
         self.sums["cells"] = self.cells
@@ -546,19 +549,19 @@ class CalibrationState:
         requirement = "area_under_risk_coverage to be computed on rows without weights"
         check(not self.weighted, requirement, "weights", "compute it without weights")
         counts, wrong = self._from_the_top()
-        rows, errors = np.cumsum([counts, wrong], axis=1) - [counts, wrong]
+        rows = np.cumsum(counts) - counts
+        errors = np.cumsum(wrong) - wrong
         rate = wrong / counts
-        area = wrong + (errors - rate * rows) * (
-            digamma(rows + counts + 1) - digamma(rows + 1)
-        )
+        # The sum of 1 / k over the ranks k of the rows of a cell.
+        inverse_ranks = digamma(rows + counts + 1) - digamma(rows + 1)
+        area = wrong + (errors - rate * rows) * inverse_ranks
         return float(area.sum() / counts.sum())
 
     def risk_coverage(self) -> tuple[FloatArray, FloatArray]:
         """Return up to 1,000 points of the curve: the coverages, and the error rates of the kept rows."""
         kept, errors = np.cumsum(self._from_the_top(), axis=1)
-        shown = np.unique(
-            np.linspace(0, len(kept) - 1, min(1_000, len(kept))).astype(int)
-        )
+        n_shown = min(1_000, len(kept))
+        shown = np.unique(np.linspace(0, len(kept) - 1, n_shown).astype(int))
         return kept[shown] / kept[-1], errors[shown] / kept[shown]
 
     def _from_the_top(self) -> FloatArray:
@@ -569,12 +572,11 @@ class CalibrationState:
 
     def class_bins(self) -> BinSums:
         """Return the sums (C, M) in bins of each class's probability."""
-        got, way_out = (
+        check(
+            self.by_class,
+            "classes to be few enough for classwise sums",
             f"{self.n_classes:,} classes",
             "use metrics of the predicted class only",
-        )
-        check(
-            self.by_class, "classes to be few enough for classwise sums", got, way_out
         )
         self._check_has_rows()
         return BinSums(*self.sums["class_bins"])
@@ -646,9 +648,11 @@ class CalibrationState:
         """Raise ValueError unless rows can have these sums; comparisons are False for NaN."""
         rows, mass, stated, squares, right = self.sums["bins"]
         edges = uniform_edges(self.n_bins)
-        low, high = edges[:-1], edges[1:]
+        low = edges[:-1]
+        high = edges[1:]
         of_cells, cells_stated, cells_right = self.sums["cells"]
         cell_edges = _cell_edges()
+        cell_ends = (cell_edges[:-1], cell_edges[1:])
         n_rows = rows.sum()
         total = mass.sum()
         all_stated = stated.sum()
@@ -659,30 +663,39 @@ class CalibrationState:
         slack = _SLACK * total
         # The NLL is at least that of the predicted class, and convex.
         least_nll = -total * np.log(all_stated / total) if total > 0 else 0.0
-        holds = {
-            "numbers": all(np.isfinite(sums).all() for sums in self.sums.values()),
-            "rows": (rows >= 0) & (rows == np.floor(rows)) & (n_rows < 2**53),
-            "weights": (mass >= 0) & ((mass == 0) | (rows >= 1)),
-            "confidences": _can_be(mass, stated, low, high, squares),
-            "correct rows": (right >= 0) & (right <= mass * (1 + _SAME)),
-            "cells": (of_cells >= 0)
-            & (cells_right >= 0)
-            & (cells_right <= of_cells * (1 + _SAME))
-            & _can_be(of_cells, cells_stated, cell_edges[:-1], cell_edges[1:]),
-            "sums of cells": _is_same(of_cells.sum(), total, total)
-            & _is_same(cells_stated.sum(), all_stated, total)
-            & _is_same(cells_right.sum(), all_right, total),
-            "squared weights": (weights_squared <= total**2 * (1 + _SAME))
-            & (weights_squared * n_rows >= total**2 * (1 - _SAME)),
-            "NLL": (nll >= least_nll - slack)
-            & (nll <= _MOST_NATS * total)
-            & (nll_squares * total >= nll**2 * (1 - _SAME) - slack * total)
-            & (nll_squares <= _MOST_NATS * (nll + slack)),
-            "Brier score": _can_be(total, brier, 0, 2, brier_squares)
-            & (brier >= gap_squares - slack),
-            "gaps": _is_same(gap, all_stated - all_right, total)
-            & _can_be(total, gap, -1, 1, gap_squares),
-        }
+        holds: dict[str, Any] = {}
+        are_finite = [np.isfinite(sums).all() for sums in self.sums.values()]
+        holds["numbers"] = all(are_finite)
+        are_counts = (rows >= 0) & (rows == np.floor(rows))
+        holds["rows"] = are_counts & (n_rows < 2**53)
+        holds["weights"] = (mass >= 0) & ((mass == 0) | (rows >= 1))
+        holds["confidences"] = _can_be(mass, stated, low, high, squares)
+        holds["correct rows"] = (right >= 0) & (right <= mass * (1 + _SAME))
+        can_be_right = (cells_right >= 0) & (cells_right <= of_cells * (1 + _SAME))
+        can_be_stated = _can_be(of_cells, cells_stated, *cell_ends)
+        holds["cells"] = (of_cells >= 0) & can_be_right & can_be_stated
+        for by_cell, all_rows in (
+            (of_cells, total),
+            (cells_stated, all_stated),
+            (cells_right, all_right),
+        ):
+            same = _is_same(by_cell.sum(), all_rows, total)
+            holds["sums of cells"] = holds.get("sums of cells", True) & same
+        most_squared = total**2 * (1 + _SAME)
+        least_squared = total**2 * (1 - _SAME)
+        holds["squared weights"] = (weights_squared <= most_squared) & (
+            weights_squared * n_rows >= least_squared
+        )
+        in_range = (nll >= least_nll - slack) & (nll <= _MOST_NATS * total)
+        least_squares = nll**2 * (1 - _SAME) - slack * total
+        squares_fit = (nll_squares * total >= least_squares) & (
+            nll_squares <= _MOST_NATS * (nll + slack)
+        )
+        holds["NLL"] = in_range & squares_fit
+        is_score = _can_be(total, brier, 0, 2, brier_squares)
+        holds["Brier score"] = is_score & (brier >= gap_squares - slack)
+        is_difference = _is_same(gap, all_stated - all_right, total)
+        holds["gaps"] = is_difference & _can_be(total, gap, -1, 1, gap_squares)
         if self.by_class:
             holds |= self._class_checks(total, low, high)
         wrong = [name for name, each in holds.items() if not np.all(each)]
@@ -707,12 +720,13 @@ class CalibrationState:
             of_rows = _is_same(true.sum(), total, total)
             tolerance = checks.row_sum_tolerance(self.n_classes)
             of_rows &= off <= (tolerance + _SLACK) * total
+        is_large = squares >= least.sum(axis=1) - slack
+        is_small = squares <= most.sum(axis=1) + slack
         return {
             "rows of classes": (mass >= 0) & of_rows,
             "true rows of classes": (true >= 0) & (true <= mass * (1 + _SAME)),
             "probabilities of classes": _can_be(mass, probabilities, low, high),
-            "squared probabilities of classes": (squares >= least.sum(axis=1) - slack)
-            & (squares <= most.sum(axis=1) + slack),
+            "squared probabilities of classes": is_large & is_small,
         }
 
 

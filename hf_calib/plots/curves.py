@@ -221,7 +221,7 @@ def corp_diagram(
             bars = np.linspace(0, 1, _N_BARS + 1)
             lower.hist(top.confidence, bins=bars, color=style.LIGHT)
             lower.set_yticks([])
-            parts = decompose(top, "brier")
+            parts = decompose(top)
             summary = (
                 f"MCB {parts.miscalibration:.4f}   DSC {parts.discrimination:.4f}   "
                 f"UNC {parts.uncertainty:.4f}"

@@ -46,8 +46,6 @@ class LabelKind(NamedTuple):
     """The form of a task's labels, which determines probabilities, calibrators and statistics."""
 
     name: str  # The name in messages.
-    rows: str  # The examples with a label.
-    columns: str  # The columns of the logits.
     sigmoid: bool  # True if each logit has its own probability.
     independent: bool  # True if examples are independent draws, as guarantees need.
     maps: tuple[str, ...]  # The post-hoc methods for it.
@@ -63,18 +61,12 @@ class LabelKind(NamedTuple):
             return np.asarray(softmax(wide, axis=1))
 
 
-SINGLE_LABEL = LabelKind(
-    "single-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS)
-)
-TOKENS = LabelKind(
-    "token", "tokens", "classes", False, False, tuple(SINGLE_LABEL_SCALERS)
-)
+SINGLE_LABEL = LabelKind("single-label", False, True, tuple(SINGLE_LABEL_SCALERS))
+TOKENS = LabelKind("token", False, False, tuple(SINGLE_LABEL_SCALERS))
 _MULTI = ("auto", "temperature", "per_label_temperature", "structured_vector")
-MULTI_LABEL = LabelKind("multi-label", "rows", "labels", True, True, _MULTI)
+MULTI_LABEL = LabelKind("multi-label", True, True, _MULTI)
 # For a calibrator, a confidence c is that of two classes, "wrong" with 1 - c and "correct" with c.
-TOP_LABELS = LabelKind(
-    "top-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS)
-)
+TOP_LABELS = LabelKind("top-label", False, True, tuple(SINGLE_LABEL_SCALERS))
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,10 +69,10 @@ def calibration_report(
 ) -> CalibrationReport:
     r"""Measure a classifier's calibration by every metric, and diagnose it in words.
 
-    For a single metric, call its function, such as `expected_calibration_error`; during training, use
-    `CalibrationState`. Accuracy, proper scores and similar metrics have a percentile bootstrap interval
-    over examples (Efron and Tibshirani 1993, 13.3), and each ECE has the interval of
-    `calibration_error_interval`. Other measures of mis-calibration have no valid interval.
+    For a single metric, call its function, such as `expected_calibration_error`; in a loop over batches, use
+    `CalibrationState`. Accuracy, proper scores and similar metrics have a percentile bootstrap interval over
+    examples (Efron and Tibshirani 1993, 13.3), and each ECE has the interval of `calibration_error_interval`. Other
+    measures of mis-calibration have no valid interval.
 
     Args:
         probs: (N, C) float, rows that sum to 1.

@@ -231,7 +231,7 @@ MEASURES: dict[str, Measure] = {
 
 # The metrics of `MEASURES` that read no more than the top label, as functions of a `TopLabel`.
 _OF_TOP_LABELS: dict[str, Callable[..., Any]] = {
-    _CORP: partial(decompose, score="brier"),
+    _CORP: decompose,
     _ECE: top_label_error,
     "smooth_calibration_error": smooth_error,
     _SIDES: cross_fitted_errors,

@@ -29,26 +29,16 @@ def sample(n_rows: int, shift: float, seed: int) -> tuple[Array, NDArray[np.int6
     return two_classes(top, right)
 
 
-@pytest.mark.parametrize("score", ["brier", "log"])
 @pytest.mark.parametrize("shift", [-0.05, 0.0, 0.2])
-def test_the_parts_are_those_of_an_isotonic_regression(
-    score: str, shift: float
-) -> None:
+def test_the_parts_are_those_of_an_isotonic_regression(shift: float) -> None:
     probs, labels = sample(800, shift, 0)
     top, right = probs[:, 0], (labels == 0).astype(float)
     recalibrated = IsotonicRegression(y_min=0, y_max=1).fit_transform(top, right)
 
     def mean(stated: Array) -> float:
-        if score == "brier":
-            return float(((stated - right) ** 2).mean())
-        stated = np.clip(stated, 1e-38, 1)
-        return float(
-            -np.where(
-                right == 1, np.log(stated), np.log(np.clip(1 - stated, 1e-38, 1))
-            ).mean()
-        )
+        return float(((stated - right) ** 2).mean())
 
-    found = corp_decomposition(probs, labels, score=score)
+    found = corp_decomposition(probs, labels)
     overall = mean(np.full_like(top, right.mean()))
     assert found.score == pytest.approx(mean(top))
     assert found.miscalibration == pytest.approx(
@@ -99,10 +89,6 @@ def test_the_band_holds_the_curve_of_a_calibrated_model_at_nine_points_of_ten() 
     ("call", "message"),
     [
         (
-            lambda: corp_decomposition([[0.9, 0.1]], [0], score="nll"),
-            "score to be one of 'brier', 'log'",
-        ),
-        (
             lambda: corp_curve([[0.9, 0.1]], [0], confidence_level=1.5),
             "confidence_level",
         ),
@@ -121,11 +107,8 @@ def test_ties_that_rounding_broke_are_ties(n_rows: int) -> None:
     correct = (np.arange(n_rows) % 2 == 0).astype(int)
     probs, nearly = (np.stack([top, 1 - top], axis=1) for top in (exact, broken))
     labels = 1 - correct
-    for score in ("brier", "log"):
-        wanted = corp_decomposition(probs, labels, score=score)
-        assert corp_decomposition(nearly, labels, score=score) == pytest.approx(
-            wanted, abs=1e-12
-        )
+    wanted = corp_decomposition(probs, labels)
+    assert corp_decomposition(nearly, labels) == pytest.approx(wanted, abs=1e-12)
     assert corp_curve(nearly, labels, n_resamples=1).recalibrated.tolist() == [0.5]
     assert area_under_risk_coverage(nearly, labels) == 0.5
 

@@ -88,13 +88,21 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "expected a loss as focal:gamma=1, got 'focal:gamma'": ("--losses", "focal:gamma"),
     "expected seeds to differ, from 0": ("--seeds", "1", "1"),
     "expected a baseline of the losses, got brier": ("--baseline", "brier"),
-    "leave this to the study, got --loss; use --losses": ("--", "--loss", "focal"),
-    "got --loss_kwargs; use --losses focal:gamma=1": ("--", "--loss-kwargs={}"),
-    "got --seed; use --seeds": ("--", "--seed", "1"),
-    "got --resume; leave it out": ("--", "--resume", "true"),
-    "got --hub_token; set HF_TOKEN": ("--", "--hub_token", "hf_x"),
-    "to hold no secret, which jobs store, got --api_key": ("--", "--api-key=x"),
-    "to hold no secret, which jobs store, got --HF_TOKEN": (
+    "leave this to the study, got --loss; use the study's option": (
+        "--",
+        "--loss",
+        "focal",
+    ),
+    "leave this to the study, got --loss-kwargs={}": ("--", "--loss-kwargs={}"),
+    "got --seed; use the study's option before the --": ("--", "--seed", "1"),
+    "got --resume; use the study's option before the --; interrupted runs resume": (
+        "--",
+        "--resume",
+        "true",
+    ),
+    "which jobs store, got --hub_token; set HF_TOKEN": ("--", "--hub_token", "hf_x"),
+    "to hold no secret, which jobs store, got --api-key": ("--", "--api-key=x"),
+    "to hold no secret, which jobs store, got HF_TOKEN": (
         *("--", "--env", "HF_TOKEN=hf_x"),
     ),
     "existing YAML file, got": ("--config", "missing.yaml"),
@@ -164,7 +172,7 @@ def test_a_run_of_other_arguments_is_refused_and_one_of_the_same_is_not(
     [
         ("0,1,2,3", 2, "a.py", ["0", "1"]),
         ("4,5", 3, "a.py", ["4", "5", "4"]),
-        ("", 2, "a.py", [None, None]),
+        ("", 2, "a.py", ["", ""]),
         ("0,1", 1, "torchrun.sh", ["0,1"]),
     ],
 )
@@ -549,7 +557,7 @@ def test_without_calibration_rows_the_trained_networks_are_compared(
     of, about = studied(tmp_path, trainings, calibrators=("none", "temperature"))
     assert set(of.numbers["method"]) == {"none"}
     (remark,) = about["remarks"]
-    assert remark == "temperature: left out, the run has no calibration rows"
+    assert remark == "temperature: left out: the run has no calibration rows"
 
 
 def drawn_study(accuracies: dict[str, tuple[float, float]]) -> Study:
@@ -573,7 +581,7 @@ def test_no_interval_and_no_power_is_beyond_what_is_possible() -> None:
     assert of.detectable("nll") == np.inf
     said = " ".join(notes(of, {"missing": {}, "remarks": {}}))
     for title in ("NLL", "ECE"):
-        assert f"{title} that 80% of such studies find: none that is possible." in said
+        assert f"find this improvement in {title}: none that is possible." in said
     # Seeds that hardly differ find a small one.
     of = drawn_study({"cross_entropy": (0.5, 0.51), "focal": (0.4, 0.411)})
     found = of.detectable("nll")
@@ -672,6 +680,4 @@ def test_several_labels_as_the_trainer_logs_them_with_calibrators(
                 assert found == pytest.approx(logged[metric], abs=1e-6), (name, metric)
     assert of.differences()["p"].notna().all()
     (remark,) = about["remarks"]
-    assert remark.startswith(
-        "vector: left out, expected a calibrator for multi-label predictions"
-    )
+    assert remark == "vector: left out: it is not for multi-label predictions"
