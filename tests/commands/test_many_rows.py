@@ -172,6 +172,22 @@ class TestCalibrate:
             assert value == pytest.approx(metric["value"], abs=1e-12)
         assert report["n_files"] == 5
 
+    def test_partitions_with_files_of_one_name(self, tmp_path: Path) -> None:
+        """Each has rows of one class only, and both are in both halves."""
+        table = rows_of(600, 0)
+        for day, name in enumerate(NAMES):
+            home = tmp_path / "in" / f"day={day}"
+            home.mkdir(parents=True)
+            table[table["label"] == name].to_parquet(home / "part-0.parquet")
+        done = calibrate(tmp_path / "in", tmp_path / "out", method="temperature")
+        written = pandas.read_parquet(tmp_path / "out" / "predictions.parquet")
+        counts = table["label"].value_counts()
+        for day, name in enumerate(NAMES):
+            own = written[written["day"] == str(day)]
+            assert {*own["label"]} == {name}
+            assert abs(len(own) - counts[name] / 2) <= 1
+        assert done.n_fitted == 300
+
     def test_other_columns_are_unchanged(self, tmp_path: Path) -> None:
         """Identifiers, dates and truth values as they were written."""
         table = rows_of(300, 0).assign(zip="00501", day="2024-01-02", seen="true")

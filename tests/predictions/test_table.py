@@ -373,6 +373,25 @@ class TestWholeColumns:
         with pytest.raises(InputError, match=r"got '1' in row 0 of a\.parquet"):
             read_predictions(tmp_path)
 
+    def test_names_in_a_late_part_of_one_file(self, tmp_path: Path) -> None:
+        """The first 290,000 labels may be ids, and the last ones are names only."""
+        rows = ["0.1,0.8,0.1,0"] * 290_000 + ["0.1,0.8,0.1,x"] * 10
+        path = tmp_path / "a.csv"
+        path.write_text("\n".join(["prob_x,prob_0,prob_9,label", *rows]) + "\n")
+        with pytest.raises(InputError, match="class names '0' that are ids of other"):
+            read_predictions(path)
+        path.write_text("\n".join(["prob_x,prob_y,prob_z,label", *rows]) + "\n")
+        with pytest.raises(InputError, match="got '0' in row 0 of a"):
+            read_predictions(path)
+
+    def test_a_file_of_one_row_that_could_be_probabilities(
+        self, tmp_path: Path
+    ) -> None:
+        for name, logits in (("a", [[2.5, -1.0]] * 3), ("b", [[0.25, 0.75]])):
+            table = pandas.DataFrame(logits, columns=["logit_a", "logit_b"])
+            table.assign(label="a").to_parquet(tmp_path / f"{name}.parquet")
+        assert len(read_predictions(tmp_path).predictions) == 4
+
     def test_a_late_text_in_a_column_of_numbers(self, tmp_path: Path) -> None:
         """More rows than a reader looks at to find the type."""
         rows = ["0.5,0.5,a,3"] * 600_000
