@@ -232,8 +232,8 @@ def split_roles(found: Any, tested: Any, options: Calibrate) -> Roles:
     if n_all <= options.fit_on:
         return Roles(fitted_on, reported, rows, held_out, [])
     drawn = _draw(_strata(fitted_on), options.fit_on, options.seed)
-    note = f"The calibrator was fitted on {options.fit_on:,} of {n_all:,} rows, drawn with seed {options.seed}; "
-    note += "fit_on changes the number."
+    note = f"The calibrator was fitted on {options.fit_on:,} of {n_all:,} rows, "
+    note += f"drawn with seed {options.seed}. --fit-on changes the number."
     return Roles(fitted_on.select(np.sort(drawn)), reported, rows, held_out, [note])
 
 

@@ -264,12 +264,13 @@ class AbstainRule(Rule):
             for accuracy in accuracies
             if n_rows >= promises.rows_needed(accuracy, self.delta)
         ]
+        rows, targets = self._labelled(probs, labels)
         found = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for accuracy in possible:
-                rule = replace(self, accuracy=accuracy).fit(probs, labels)
-                found.append(rule.measure(other_probs, other_labels))
+        for accuracy in possible:
+            rule = replace(self, accuracy=accuracy)
+            # The advice on a promise that fails takes most of the time of a fit.
+            rule.thresholds_ = self._thresholds(rows, targets, accuracy)
+            found.append(rule.measure(other_probs, other_labels))
         answered = tuple(row["answered"].value for row in found)
         kept = tuple(row.get("accuracy") for row in found)
         return PromiseCurve(tuple(possible), answered, kept)
