@@ -25,6 +25,7 @@ from hf_calib.models.weights import fingerprint, hash_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 CONFIG = "config.json"
+RULE_REPORT = "decisions"  # The folder of a report on a rule, next to a model.
 TRAINER_STATE = "trainer_state.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -134,9 +135,10 @@ def replace_model(made: Path, target: Path) -> None:
     a folder that cannot be loaded, and never folded weights with a config without a calibrator.
     """
     outdated: list[str | Path] = [KEPT_HEAD, MAP_NAME]
-    if not _is_rule_of(made, target):
+    about = load_map(made).about if (made / MAP_NAME).is_file() else {}
+    if not has_rule_of(target, about):
         outdated.append(DECISIONS)
-        remove_files(target, report_files(target / "decisions"))
+        remove_files(target, report_files(target / RULE_REPORT))
     for path in sorted(target.iterdir(), key=lambda path: _turn(path.name)):
         if is_weights(path.name):
             path.unlink()
@@ -149,13 +151,12 @@ def replace_model(made: Path, target: Path) -> None:
     move_files(made, target, order=lambda path: _turn(path.name))
 
 
-def _is_rule_of(made: Path, target: Path) -> bool:
-    """Whether the rule in a folder names the weights of a finished model, or none."""
-    if not (target / DECISIONS).is_file():
+def has_rule_of(folder: Path, about: Mapping[str, Any]) -> bool:
+    """Whether a folder has a rule for the weights that the record of a calibrator names."""
+    if not (folder / DECISIONS).is_file():
         return False
     try:
-        rule = Decisions.from_pretrained(target)
-        about = load_map(made).about if (made / MAP_NAME).is_file() else {}
+        rule = Decisions.from_pretrained(folder)
         # Weights without a fingerprint are taken for others.
         rule.check_weights(about.get("fingerprint", ""))
     except InputError:

@@ -61,20 +61,23 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def fingerprint_if_loaded(model: Any) -> str | None:
-    """The fingerprint of a model as it will be loaded where it is saved; None if its weights may have another form.
+def fingerprint_if_whole(model: Any) -> str | None:
+    """The fingerprint of a model in this process; None if some weights are elsewhere or of another kind."""
+    weights = [each.data for each in model.parameters()]
+    is_whole = all(type(each) is Tensor and not each.is_meta for each in weights)
+    return fingerprint(model) if is_whole else None
 
-    Adapters, shards and classes of the user's have other names when they are loaded, and weights of another dtype than
-    float32 may be loaded in any.
+
+def is_loaded_alike(model: Any) -> bool:
+    """Whether a model that is saved and loaded has the same fingerprint.
+
+    Adapters and classes of the user's have other names when they are loaded, and weights of
+    another dtype than float32 may be loaded in any.
     """
     is_stock = type(model).__module__.startswith("transformers.")
     has_adapters = getattr(model, "_hf_peft_config_loaded", False)
-    if not is_stock or has_adapters:
-        return None
-    weights = [each.data for each in model.parameters()]
-    is_plain = all(type(each) is Tensor and not each.is_meta for each in weights)
-    is_comparable = all(each.dtype == torch.float32 for each in weights)
-    return fingerprint(model) if is_plain and is_comparable else None
+    is_float = all(each.dtype == torch.float32 for each in model.parameters())
+    return is_stock and not has_adapters and is_float
 
 
 def is_in_weights(saved: SavedMap, model: Any, place: str | os.PathLike[str]) -> bool:

@@ -63,6 +63,7 @@ class Evaluation:
     )
     dataset: Any = None
     calibration_map: Any = None  # A fitted calibrator, whose metrics are computed, too.
+    is_of_other_weights: bool = False  # Than those that the calibrator was fitted to.
 
     def __post_init__(self) -> None:
         self.raw: CalibrationState | None = None

@@ -30,11 +30,14 @@ from hf_calib._records import (
     wrong_entry,
 )
 from hf_calib.cards.facts import REPORT_FOLDER
+from hf_calib.decisions.saved import DECISIONS
 from hf_calib.export.folder import (
     CONFIG,
     KEPT_HEAD,
     LOSS_STATE_NAME,
     PUSHED_LOSS_STATE,
+    RULE_REPORT,
+    has_rule_of,
 )
 from hf_calib.losses import LOSSES, AdaptiveLoss, CalibrationLoss
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, recorded_in, save_map
@@ -398,6 +401,8 @@ def save_beside(folder: Path, loss: CalibrationLoss, fitted: SavedMap | None) ->
     if not is_in(fitted, folder / MAP_NAME):
         # The report there is on another calibrator.
         outdated += report_files(folder / REPORT_FOLDER)
+    if not has_rule_of(folder, fitted.about if fitted else {}):
+        outdated += [folder / DECISIONS, *report_files(folder / RULE_REPORT)]
     of_folder = [path for path in outdated if path.is_file()]
     if not (folder / REPORT_FOLDER).is_symlink():
         remove_files(folder, of_folder)

@@ -40,7 +40,7 @@ from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.metrics.checks import check_integer, check_type
 from hf_calib.metrics.state import lower_is_better
-from hf_calib.models.weights import fingerprint_if_loaded
+from hf_calib.models.weights import fingerprint_if_whole, is_loaded_alike
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import SavedMap, temperature_of, title_of
 from hf_calib.trainer import calibration_map as maps
@@ -217,6 +217,8 @@ class CalibrationMixin(Trainer):
     @property
     def results(self) -> Results:
         """What is known of the run now, for records and reports."""
+        last = self.last_evaluation
+        is_of_other_weights = last is not None and last.is_of_other_weights
         return Results(
             loss=self.calibration_loss,
             splits=self.splits,
@@ -226,7 +228,7 @@ class CalibrationMixin(Trainer):
             base_model=getattr(self.model_config, "_name_or_path", None),
             mixed_precision=self.accelerator.mixed_precision,
             fitted=self.fitted_map,
-            evaluation=self.last_evaluation,
+            evaluation=None if is_of_other_weights else self.last_evaluation,
         )
 
     def _make_loss(self) -> None:
@@ -536,7 +538,15 @@ class CalibrationMixin(Trainer):
     def _end_training(self, end: Callable[..., Any], *given: Any) -> Any:
         """Run the handler's end event, in which the calibrator is fitted to the weights that are left."""
         self.own_callbacks.arrange_for_the_end()
-        return end(*given)
+        control = end(*given)
+        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        if fitting is not None and not self._has_weights_of_map():
+            logger.warning(
+                "A callback has changed the weights after the calibrator was fitted. It is fitted again, "
+                "but trackers may not receive its metrics. A callback without `on_log` would have come before the fit."
+            )
+            fitting.on_train_end(*given)
+        return control
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
@@ -761,6 +771,11 @@ class CalibrationMixin(Trainer):
         current.finish()
         if description == "Evaluation":
             self.last_evaluation = current
+            # Weights change in a training, at the end of which the calibrator is fitted.
+            is_of_map = self.during_training or self._has_weights_of_map()
+            if current.calibration_map is not None and not is_of_map:
+                current.is_of_other_weights = True
+                self._warn_of_other_weights()
         theirs = dict(output.metrics or {})
         if "loss" in self.args.include_for_metrics and current.has_loss:
             # The loop has kept the losses of the batches for the user's metrics.
@@ -768,6 +783,14 @@ class CalibrationMixin(Trainer):
         # A metric with this name from the user's compute_metrics takes precedence.
         metrics = current.metrics() | theirs
         return output._replace(metrics=metrics)
+
+    def _warn_of_other_weights(self) -> None:
+        """Log that an evaluation has used a calibrator of other weights."""
+        if self.is_world_process_zero():
+            logger.warning(
+                "The weights are not those that the calibrator was fitted to, so the calibrated metrics are "
+                "not those of a calibrated model. Call fit_calibration_map() for these weights."
+            )
 
     def _warn_left_out(self, loader: Any) -> None:
         """Warn once of an evaluation that does not read all rows, as the stock Trainer's."""
@@ -915,12 +938,15 @@ class CalibrationMixin(Trainer):
         self._weights_of_map = self._fingerprint()
 
     def _fingerprint(self) -> str | None:
-        """That of the weights as they will be loaded; None where they have another form or are split."""
-        is_split = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        # A model with answers is loaded as another one, a classifier.
-        if is_split or self.answers is not None:
+        """That of the weights as they are; None if each process has a part of them."""
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             return None
-        return fingerprint_if_loaded(self.unwrapped_model)
+        return fingerprint_if_whole(self.unwrapped_model)
+
+    def _has_weights_of_map(self) -> bool:
+        """Whether the weights are still those that the calibrator was fitted to, as far as it is known."""
+        known = self._weights_of_map
+        return known is None or known == self._fingerprint()
 
     def _has_several_labels(self) -> bool | None:
         """Whether the rows have one float per class, by the first split with labels; None if it cannot be told."""
@@ -960,9 +986,12 @@ class CalibrationMixin(Trainer):
             )
 
     def _map_of_weights(self) -> SavedMap | None:
-        """The calibrator with the fingerprint of the weights that it was fitted to, if that is known."""
+        """The calibrator with the fingerprint of the weights that it was fitted to, if they are loaded alike."""
         fitted = self.fitted_map
         if fitted is None or self._weights_of_map is None:
+            return fitted
+        # A model with answers is loaded as another one, a classifier.
+        if self.answers is not None or not is_loaded_alike(self.unwrapped_model):
             return fitted
         about = {**fitted.about, "fingerprint": self._weights_of_map}
         return fitted._replace(about=about)
@@ -1023,13 +1052,12 @@ class CalibrationMixin(Trainer):
         )
         assert fitted is not None
         checks.check_not_rounded(self.unwrapped_model, self._trained_in)
-        if self._weights_of_map is not None:
-            check(
-                self._fingerprint() == self._weights_of_map,
-                "the model to have the weights that the calibrator was fitted to",
-                got="weights that were changed since",
-                way_out="call fit_calibration_map()",
-            )
+        check(
+            self._has_weights_of_map(),
+            "the model to have the weights that the calibrator was fitted to",
+            got="weights that were changed since",
+            way_out="call fit_calibration_map()",
+        )
         state_dict = None
         if (
             self.is_fsdp_enabled or self.is_deepspeed_enabled

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from transformers import HfArgumentParser, TrainerCallback
+from transformers import (
+    BertForSequenceClassification,
+    HfArgumentParser,
+    TrainerCallback,
+)
 
 from hf_calib import (
     AdaFocalCallback,
@@ -14,6 +20,7 @@ from hf_calib import (
     CalibrationTrainingArguments,
     TemperatureScalingCallback,
 )
+from hf_calib.decisions import CostRule, Decisions
 from tests.helpers.tiny import (
     N_LABELS,
     arguments,
@@ -262,3 +269,67 @@ def test_a_calibrator_of_other_weights_is_not_folded(tmp_path: Path) -> None:
         trainer.save_calibrated_model(tmp_path / "calibrated")
     trainer.fit_calibration_map()
     trainer.save_calibrated_model(tmp_path / "calibrated")
+
+
+class Logging(Average):
+    """An average that also reads the log, so that it may be a tracker and comes last."""
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        pass
+
+
+class OfAUser(BertForSequenceClassification):
+    """A class that is loaded by its user's code only."""
+
+
+def test_weights_that_change_after_the_fit_are_fitted_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.model.__class__ = OfAUser
+    trainer.add_callback(Logging())
+    trainer.train()
+    assert "changed the weights after the calibrator was fitted" in caplog.text
+    temperature = trainer.temperature
+    logged = last_evaluation(trainer)
+    trainer.save_calibrated_model(tmp_path / "calibrated")
+    about = json.loads((tmp_path / "calibrated" / "calibration.json").read_text())
+    assert about["metrics"]["after"]["nll"] == pytest.approx(
+        logged["eval_nll_calibrated"], abs=1e-6
+    )
+    assert trainer.fit_temperature() == pytest.approx(temperature)
+
+
+def test_metrics_of_other_weights_are_not_saved_with_a_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as those of an average that is put in for an evaluation."""
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    own = weights(trainer.model)
+    trainer.model.classifier.weight.data *= 0.5
+    trainer.evaluate()
+    assert "not those that the calibrator was fitted to" in caplog.text
+    trainer.model.load_state_dict(own)
+    trainer.save_calibrated_model(tmp_path / "other")
+    about = json.loads((tmp_path / "other" / "calibration.json").read_text())
+    assert "metrics" not in about
+    trainer.evaluate()
+    trainer.save_calibrated_model(tmp_path / "own")
+    about = json.loads((tmp_path / "own" / "calibration.json").read_text())
+    assert "metrics" in about
+
+
+def test_a_model_is_saved_without_the_rule_of_another(tmp_path: Path) -> None:
+    """Its promise would be printed for the new model."""
+    trainer = tiny_trainer(tmp_path / "run")
+    trainer.train()
+    folder = tmp_path / "model"
+    trainer.save_calibrated_model(folder)
+    about = json.loads((folder / "calibration.json").read_text())
+    rule = CostRule(1 - np.eye(N_LABELS))
+    names = tuple(trainer.class_names.values())
+    Decisions(rule, names, fingerprint=about["fingerprint"]).save(folder)
+    plain = tiny_trainer(tmp_path / "run", calibration_method="none")
+    plain.save_model(str(folder))
+    assert not (folder / "decisions.json").exists()
