@@ -201,17 +201,19 @@ class TemperatureScaling(AffineScaling):
         n, c = loss.rows.logits.shape
         bins: Any = "uniform" if self.criterion == "ece" else "quantile"
         error = top_label_sums(self.n_bins, bins)
+        is_correct = loss.rows.logits.argmax(axis=1) == loss.rows.labels
+        correct = is_correct.astype(np.float64)
         octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
         if c >= _MANY_CLASSES and octaves <= min(8, len(grid) / 5):
             near_masses = loss.near_masses(1 / grid, octaves)
-            scores = np.array([error(1 / mass, loss.correct) for mass in near_masses])
+            scores = np.array([error(1 / mass, correct) for mass in near_masses])
             # A confidence on the edge of a bin may change its bin, which changes a score by up to 2 / N.
             grid = grid[scores <= scores.min() + 1e-6 + 8 / n]
         exact: list[float] = []
         for part in row_chunks(len(grid), n, elements=_MASSES):
             betas = 1 / grid[part]
             masses = loss.masses(betas)
-            exact += [error(1 / masses[beta], loss.correct) for beta in betas]
+            exact += [error(1 / masses[beta], correct) for beta in betas]
         return float(grid[np.argmin(exact)])
 
 
