@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -12,6 +13,7 @@ from scipy.special import expit
 from sklearn.base import BaseEstimator
 
 from hf_calib._errors import few
+from hf_calib._records import fits
 from hf_calib.metrics.checks import (
     FloatArray,
     check_draws,
@@ -49,7 +51,12 @@ _FEWEST_WRONG = (
 # Of a class with fewer rows, cross-validation hardly notices that its probability goes to 0.
 _FEWEST_OF_CLASS = 3
 _TIMES_EXPECTED = 10  # A class expected this many times as often is missing.
+_NAME = re.compile(r"[a-z_][a-z0-9_=.()+-]{0,100}")
 _PENALTIES = (1.0, 0.1, 0.01, 0.001)  # From the most to the least regularised.
+
+
+def _is_simple(value: Any) -> bool:
+    return value is None or isinstance(value, int | float | str)
 
 
 @dataclass
@@ -124,8 +131,8 @@ class AutoScaling(AffineScaling):
     """
 
     _fitted: ClassVar[Parameters] = {
-        "choice_": Fitted(kind=str),
-        "results_": Fitted(kind=list),
+        "choice_": None,
+        "results_": None,
         "bias_": Fitted(("C",)),
         "weight_": Fitted(("", "C", "CC")),
     }
@@ -148,13 +155,10 @@ class AutoScaling(AffineScaling):
         return f"{settings}: {choice}"
 
     def _is_sound(self) -> bool:
-        """Whether `results_` are dicts of numbers and words."""
-        are_dicts = all(isinstance(result, dict) for result in self.results_)
-        return are_dicts and all(
-            value is None or isinstance(value, int | float | str)
-            for result in self.results_
-            for value in result.values()
-        )
+        """Whether `choice_` is a name, and `results_` are dicts of numbers and words."""
+        if not fits(self.results_, [{str: _is_simple}]):
+            return False
+        return fits(self.choice_, str) and bool(_NAME.fullmatch(self.choice_))
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
         """Select the calibrator and fit it."""
