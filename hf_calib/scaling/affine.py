@@ -307,9 +307,8 @@ class LinearFit(Solvable):
         return self._fit(Rows.checked(logits, labels, sample_weight))
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:
-        if (
-            not self._from_temperature and start.temperature in BOUNDS
-        ):  # A bound is not the scale of the logits.
+        # A bound is not the scale of the logits.
+        if not self._from_temperature and start.temperature in BOUNDS:
             loss = ScaledLoss(rows)
             largest_minus_average = loss.shortfall - loss.drift
             start = replace(start, temperature=largest_minus_average or 1.0)
@@ -323,13 +322,11 @@ class LinearFit(Solvable):
         found = self.solve(rows, Start(temperature))
         self.weight_ = found.weight
         self.bias_ = found.bias  # type: ignore[assignment]
-        if (
-            self._from_temperature or temperature not in BOUNDS
-        ):  # Otherwise the temperature is not used.
+        # A fit that does not begin at the temperature uses none that is a bound.
+        if self._from_temperature or temperature not in BOUNDS:
             loss.warn(temperature, stacklevel=4)
-        absent = np.flatnonzero(
-            np.isin(np.arange(len(self.bias_)), rows.labels, invert=True)
-        )
+        counts = np.bincount(rows.labels, minlength=rows.logits.shape[1])
+        absent = np.flatnonzero(counts == 0)
         # The ridges of the structured maps keep such a class near the temperature.
         if not self._from_temperature and len(absent):
             classes = "class" if len(absent) == 1 else "classes"
@@ -373,8 +370,9 @@ class PenalisedMatrixFit(LinearFit):
 
     def _ridges(self, rows: Rows) -> Ridges:
         for name, value in self.get_params().items():
+            is_penalty = _is_number(value) and 0 <= value <= _MOST_PENALTY
             check(
-                value is None or (_is_number(value) and 0 <= value <= _MOST_PENALTY),
+                value is None or is_penalty,
                 f"{name} to be a finite number of at least 0",
                 got=repr(value),
                 way_out="None uses a default that depends on the numbers of classes and examples",
@@ -482,10 +480,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
         weight = np.empty(n_labels)
         bias = np.empty(n_labels)
         for label in range(n_labels):
-            # The map that is near is of all labels.
-            found = self._solve_two_classes(
-                rows.two_classes(label), replace(start, near=None)
-            )
+            found = self._solve_two_classes(rows.two_classes(label), start)
             weight[label] = found.weight[0]
             bias[label] = 2 * found(np.zeros(2))[1]
         return AffineMap(weight, bias)
@@ -496,9 +491,8 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
         if len(rows):
             half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2
             halves = rows.with_logits(np.hstack([-half, half]))
-            ridges = self._ridges(rows)._replace(
-                between=None
-            )  # The difference has one weight.
+            # The difference has one weight.
+            ridges = self._ridges(rows)._replace(between=None)
             found = fit_affine(halves, ridges, replace(start, near=None))
         else:
             found = AffineMap(np.full(2, 1 / start.temperature), np.zeros(2))

@@ -45,9 +45,8 @@ _MANY = 1000  # From this number of rows, all candidates need the same margin.
 _ENOUGH = 300  # From this number of rows, the logits may stay uncalibrated.
 _FIRM = "(penalty=1)"  # With this penalty the fit is never far from a temperature.
 _CLEARLY_WORSE = 2  # In standard errors; less regularised ones are then worse too.
-_FEWEST_WRONG = (
-    5  # Wrong rows; with none of 50, one fit ended .47 nats above the temperature.
-)
+# Wrong rows; with none of 50, one fit ended .47 nats above the temperature.
+_FEWEST_WRONG = 5
 # Of a class with fewer rows, cross-validation hardly notices that its probability goes to 0.
 _FEWEST_OF_CLASS = 3
 _TIMES_EXPECTED = 10  # A class expected this many times as often is missing.
@@ -85,24 +84,21 @@ class _Candidate:
 
     def judged(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
         """The candidate's entry in `results_`."""
-        nll = None
-        nll_error = None
-        difference = None
-        difference_error = None
-        if self.losses is not None:
-            nll, nll_error = _mean_and_error(self.losses)
-            difference, difference_error = _mean_and_error(self.losses - of_temperature)
-        return {
+        judged: dict[str, Any] = {
             "method": self.method,
             "penalty": self.penalty,
             "n_parameters": self.n_parameters,
-            "nll": nll,
-            "standard_error": nll_error,
-            "difference": difference,
-            "difference_standard_error": difference_error,
+            **dict.fromkeys(("nll", "standard_error")),
+            **dict.fromkeys(("difference", "difference_standard_error")),
             "chosen": self.name == choice,
             "left_out": self.left_out,
         }
+        if self.losses is not None:
+            mean, error = _mean_and_error(self.losses)
+            judged |= {"nll": mean, "standard_error": error}
+            mean, error = _mean_and_error(self.losses - of_temperature)
+            judged |= {"difference": mean, "difference_standard_error": error}
+        return judged
 
 
 class AutoScaling(AffineScaling):
@@ -166,7 +162,8 @@ class AutoScaling(AffineScaling):
             "n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits"
         )
         rows = Rows.checked(logits, labels, multi_label=self.multi_label)
-        if rows.known is not None:  # Rows without a known label contain no information.
+        # Rows without a known label contain no information.
+        if rows.known is not None:
             rows = rows[rows.known.any(axis=1)]
         n = len(rows)
         # Folds are not stratified by class. With the frequencies of the sample in each fold, a calibrator that
@@ -185,21 +182,20 @@ class AutoScaling(AffineScaling):
         families = _candidates(rows, missing)
         _cross_validate(families, rows[sample], folds[sample])
 
-        candidates = {
-            candidate.name: candidate for family in families for candidate in family
-        }
+        candidates = [candidate for family in families for candidate in family]
         losses = {
-            name: candidate.losses
-            for name, candidate in candidates.items()
+            candidate.name: candidate.losses
+            for candidate in candidates
             if candidate.losses is not None
         }
         self.choice_ = choose(losses)
         self.results_ = [
             candidate.judged(losses["temperature"], self.choice_)
-            for candidate in candidates.values()
+            for candidate in candidates
         ]
-        chosen = candidates[self.choice_]
-        if n > _CHOSEN_ON:  # Fits of all rows need less of an additional temperature.
+        (chosen,) = (each for each in candidates if each.name == self.choice_)
+        # Fits of all rows need less of an additional temperature.
+        if n > _CHOSEN_ON:
             _cross_validate([[chosen]], rows, folds)
 
         found = chosen.solve(rows, Start(temperature))
@@ -252,9 +248,8 @@ def _too_few_rows(rows: Rows) -> str | None:
     if rows.known is not None:
         is_wrong &= rows.known
     n_wrong = np.count_nonzero(is_wrong)
-    if (
-        len(rows) == 1
-    ):  # A candidate would be evaluated on the row that it was fitted to.
+    # A candidate would be evaluated on the row that it was fitted to.
+    if len(rows) == 1:
         return "one row does not tell more than a temperature"
     if n_wrong < _FEWEST_WRONG:
         return f"{n_wrong} wrong rows do not tell more than a temperature"
@@ -277,13 +272,12 @@ def _missing_classes(rows: Rows, temperature: float) -> str | None:
 
     The fit of a class would take its probability towards 0, although these rows may just lack it.
     """
-    n_columns = rows.logits.shape[1]
     if rows.sigmoid:
         known = np.ones(rows.labels.shape, bool) if rows.known is None else rows.known
-        n_ones = np.count_nonzero(rows.labels & known, axis=0)
-        counts = np.stack([known.sum(axis=0) - n_ones, n_ones])
+        of_ones = np.count_nonzero(rows.labels & known, axis=0)
+        counts = np.stack([known.sum(axis=0) - of_ones, of_ones])
     else:
-        counts = np.bincount(rows.labels, minlength=n_columns)[None]
+        counts = np.bincount(rows.labels, minlength=rows.logits.shape[1])[None]
     if counts.min() >= _FEWEST_OF_CLASS:
         return None
 
@@ -291,11 +285,10 @@ def _missing_classes(rows: Rows, temperature: float) -> str | None:
     for part, block in blocks(rows.logits):
         block /= temperature
         if rows.sigmoid:
-            ones = expit(block)
-            expected[1] += ones.sum(axis=0, where=known[part])
-            expected[0] += (1 - ones).sum(axis=0, where=known[part])
+            both = expit([-block, block])
+            expected += both.sum(axis=1, where=known[part])
         else:
-            expected[0] += softmax_in_place(block).sum(axis=0)
+            expected += softmax_in_place(block).sum(axis=0)
     is_rare = counts < _FEWEST_OF_CLASS
     is_missing = is_rare & (expected >= _TIMES_EXPECTED * np.maximum(counts, 1))
     found = np.flatnonzero(is_missing.any(axis=0)).tolist()
@@ -317,7 +310,8 @@ def _no_matrix(rows: Rows) -> str | None:
         return "for two classes it is no more than vector scaling"
     cost = n * c**2
     if cost > _MATRIX_COST:
-        return f"N C^2 = {cost:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
+        limit = f"{_MATRIX_COST:.0e}: its fits would take too long"
+        return f"N C^2 = {cost:.1e} is more than {limit}"
     return None
 
 
@@ -357,9 +351,8 @@ def _cross_validate(
             if last is not None:
                 difference, error = _mean_and_error(candidate.losses - last)
                 if difference > _CLEARLY_WORSE * error:
-                    worse = (
-                        f"{candidate.name} was clearly worse than with a larger penalty"
-                    )
+                    why = "was clearly worse than with a larger penalty"
+                    worse = f"{candidate.name} {why}"
             last = candidate.losses
 
 
@@ -368,10 +361,8 @@ def _temperatures_on_top(
 ) -> FloatArray:
     """The additional temperature (N, 1) of each row, fitted to other rows; set that of the candidate."""
     scales = np.ones((len(mapped), 1))
-    if candidate.method in (
-        "identity",
-        "temperature",
-    ):  # A temperature is found with its own.
+    # A temperature is found with its own.
+    if candidate.method in ("identity", "temperature"):
         return scales
     for split in splits:
         scales[split.held_out] = ScaledLoss(mapped[split.train]).best_temperature(1.0)
