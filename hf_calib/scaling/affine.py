@@ -20,9 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from hf_calib._errors import check, few
 from hf_calib.metrics.checks import (
     FloatArray,
-    as_array,
     check_choice,
-    check_kind,
     check_n_bins,
     row_chunks,
 )
@@ -156,17 +154,9 @@ class TemperatureScaling(AffineScaling):
         """Find the temperature; weights (N,) are allowed for "nll" and one label per row."""
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
-        grid = as_array("grid", PAPERS_GRID if self.grid is None else self.grid)
+        given = PAPERS_GRID if self.grid is None else self.grid
         way_out = "use for example numpy.arange(1, 101) / 10"
-        check_kind(grid, "fiu", "grid to hold real numbers", way_out)
-        grid = grid.astype(np.float64)
-        is_temperature = (grid >= BOUNDS[0]) & (grid <= BOUNDS[1])
-        check(
-            grid.ndim == 1 and grid.size > 0 and bool(is_temperature.all()),
-            f"grid to be a sequence of finite temperatures > 0, in {BOUNDS}",
-            got=self.grid,
-            way_out=way_out,
-        )
+        grid = Fitted(("G",), *BOUNDS).checked("grid", given, {}, way_out)
         takes_weights = self.criterion == "nll" and not self.multi_label
         check(
             sample_weight is None or takes_weights,
@@ -322,13 +312,15 @@ class LinearFit(Solvable):
         found = self.solve(rows, Start(temperature))
         self.weight_ = found.weight
         self.bias_ = found.bias  # type: ignore[assignment]
-        # A fit that does not begin at the temperature uses none that is a bound.
+        # The other fits do not begin at a temperature that is a bound.
         if self._from_temperature or temperature not in BOUNDS:
             loss.warn(temperature, stacklevel=4)
+        # The ridges of the structured maps keep a class without rows near the temperature.
+        if self._from_temperature:
+            return self
         counts = np.bincount(rows.labels, minlength=rows.logits.shape[1])
         absent = np.flatnonzero(counts == 0)
-        # The ridges of the structured maps keep such a class near the temperature.
-        if not self._from_temperature and len(absent):
+        if len(absent):
             classes = "class" if len(absent) == 1 else "classes"
             what = f"the parameters of {classes} {few(absent.tolist())}"
             warn_undetermined(f"{what}: no row has this label", stacklevel=4)

@@ -68,14 +68,19 @@ class Fitted(NamedTuple):
     rises: bool = False  # Along the last axis.
     kind: type = float
 
-    def checked(self, name: str, value: Any, sizes: dict[str, int]) -> Any:
+    def checked(
+        self,
+        name: str,
+        value: Any,
+        sizes: dict[str, int],
+        way_out: str = "take the file unchanged, or fit it again",
+    ) -> Any:
         """Return the value in its own type; raise unless it fits, also to the sizes of the parameters before it."""
         shapes = " or ".join(f"({', '.join(axes)})" for axes in self.axes)
         order = "rising " if self.rises else ""
         numbers = f"{order}{self.kind.__name__} in [{self.low:g}, {self.high:g}]"
         requirement = f"{name} to be {numbers} of shape {shapes}"
-        way_out = "take the file unchanged, or fit it again"
-        array = np.asarray(value)
+        array = as_array(name, value)
         is_number = array.dtype.kind in ("iu" if self.kind is int else "fiu")
         if isinstance(value, list):
             # An array turns true among numbers into a number.
@@ -288,19 +293,18 @@ def _from_record(record: dict[str, Any]) -> Any:
     check(method in SCALERS, "method to be a scaler", repr(method), way_out)
     kind = SCALERS[method].load()
     settings = {**record["settings"]}
-    arguments = inspect.signature(kind).parameters
-    for name, value in settings.items():
-        if name == "scaler" and value is not None:
-            settings[name] = _from_record(value)
-        else:
-            requirement = f"setting {name} to be one of {', '.join(arguments)}"
-            check(name in arguments, requirement, "another", "take the file unchanged")
-            _check_setting(kind, arguments[name], value)
+    if settings.get("scaler") is not None:
+        settings["scaler"] = _from_record(settings["scaler"])
     scaler = kind(**settings)
+    for name, value in settings.items():
+        if name != "scaler":
+            _check_setting(kind, name, value)
+    parameters = {**record["parameters"]}
     wanted = [name[:-1] for name in kind._fitted]
-    for key, value in {**record["parameters"]}.items():
-        requirement = f"parameters to be {', '.join(wanted) or 'none'}"
-        check(key in wanted, requirement, printable(key), "take the file unchanged")
+    requirement = f"parameters to be {', '.join(wanted) or 'none'}"
+    is_whole = parameters.keys() == set(wanted)
+    check(is_whole, requirement, few([*parameters]), "take the file unchanged")
+    for key, value in parameters.items():
         is_of_map = value is None and key in ("weight", "bias")
         setattr(scaler, f"{key}_", record[key] if is_of_map else value)
     check_finite(scaler)
@@ -309,8 +313,9 @@ def _from_record(record: dict[str, Any]) -> Any:
     return scaler
 
 
-def _check_setting(kind: type, argument: inspect.Parameter, value: Any) -> None:
+def _check_setting(kind: type, name: str, value: Any) -> None:
     """Raise unless an argument is of the kind of its default, or one of its choices; numbers, or None, for None."""
+    argument = inspect.signature(kind).parameters[name]
     default = argument.default
     numbers = value if isinstance(value, list) else [value]
     fits = len(numbers) > 0 and all(map(number, numbers))
@@ -324,7 +329,7 @@ def _check_setting(kind: type, argument: inspect.Parameter, value: Any) -> None:
         # Its choices are annotated, by their name in the calibrator's module.
         names = vars(import_module(kind.__module__))
         fits = value in get_args(names.get(argument.annotation))
-    requirement = f"setting {argument.name} to be of the kind of {default!r}"
+    requirement = f"setting {name} to be of the kind of {default!r}"
     check(fits, requirement, repr(value)[:100], "take the file unchanged")
 
 
@@ -408,12 +413,15 @@ def check_in_weights(
     if saved is None or method_of(saved.scaler) not in FOLDABLE_SCALERS:
         return
     found = {"method": method_of(saved.scaler), **config_record(saved.scaler)}
-    wanted = {key: recorded[key] for key in found if key in recorded}
-    is_same = all(found[key] == value for key, value in wanted.items())
+    others = [
+        f"{key} {value}"
+        for key, value in found.items()
+        if recorded.get(key, value) != value
+    ]
     requirement = f"{MAP_NAME} in {place} to be of the calibrator in the weights"
-    got = f"{few([f'{key} {found[key]}' for key in wanted])}, not as in config.json"
+    got = f"{few(others)}, not as in config.json"
     way_out = "remove the file, or save the calibrated model again"
-    check(is_same, requirement, got, way_out)
+    check(not others, requirement, got, way_out)
 
 
 def has_bias(scaler: Any) -> bool:
