@@ -77,6 +77,10 @@ class Scaler(ClassifierMixin, BaseEstimator):
             shown = [f"{name}={_in_short(value)}" for name, value in found.items()]
         return f"{settings} with {', '.join(shown)}"
 
+    def _check_settings(self) -> None:
+        """Raise unless the arguments of the constructor are those of some fit; `fit` and loading ask it."""
+        checks.check_flag("multi_label", self.multi_label)
+
     def _is_sound(self) -> bool:
         """Whether parameters of the right kinds, shapes and ranges belong to one fit."""
         return True

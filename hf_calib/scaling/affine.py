@@ -152,11 +152,7 @@ class TemperatureScaling(AffineScaling):
         sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Find the temperature; weights (N,) are allowed for "nll" and one label per row."""
-        check_choice("criterion", self.criterion, get_args(Criterion))
-        check_n_bins(self.n_bins)
-        given = PAPERS_GRID if self.grid is None else self.grid
-        way_out = "use for example numpy.arange(1, 101) / 10"
-        grid = Fitted(("G",), *BOUNDS).checked("grid", given, {}, way_out)
+        self._check_settings()
         takes_weights = self.criterion == "nll" and not self.multi_label
         check(
             sample_weight is None or takes_weights,
@@ -168,11 +164,20 @@ class TemperatureScaling(AffineScaling):
         self._n_seen = rows.logits.shape[1]
         loss = ScaledLoss(rows)
         exact = loss.is_constant or (self.criterion == "nll" and self.grid is None)
-        self.temperature_ = (
-            loss.best_temperature() if exact else self._best_of(grid, loss)
-        )
+        self.temperature_ = loss.best_temperature() if exact else self._best_of(loss)
         loss.warn(self.temperature_)
         return self
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        check_choice("criterion", self.criterion, get_args(Criterion))
+        check_n_bins(self.n_bins)
+        self._checked_grid()
+
+    def _checked_grid(self) -> FloatArray:
+        given = PAPERS_GRID if self.grid is None else self.grid
+        way_out = "use for example numpy.arange(1, 101) / 10"
+        return Fitted(("G",), *BOUNDS).checked("grid", given, {}, way_out)
 
     def affine_map(self) -> AffineMap:
         """The affine map z / T that `fold` writes into a classification head."""
@@ -182,8 +187,9 @@ class TemperatureScaling(AffineScaling):
     def solve(self, rows: Rows, start: Start) -> AffineMap:
         return _division_by(start.temperature)
 
-    def _best_of(self, grid: FloatArray, loss: ScaledLoss) -> float:
+    def _best_of(self, loss: ScaledLoss) -> float:
         """The first of the best temperatures; in a large search, only the finalists are scored exactly."""
+        grid = self._checked_grid()
         if self.criterion == "nll":
             return float(
                 min(grid, key=lambda temperature: loss.at(1 / temperature).value)
@@ -294,6 +300,7 @@ class LinearFit(Solvable):
         sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Find weights and biases; N of a default penalty is Kish's, (sum of weights)^2 / (sum of squared weights)."""
+        self._check_settings()
         return self._fit(Rows.checked(logits, labels, sample_weight))
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:
@@ -360,7 +367,8 @@ class PenalisedMatrixFit(LinearFit):
         self.off_diagonal_penalty = off_diagonal_penalty
         self.bias_penalty = bias_penalty
 
-    def _ridges(self, rows: Rows) -> Ridges:
+    def _check_settings(self) -> None:
+        super()._check_settings()
         for name, value in self.get_params().items():
             is_penalty = _is_number(value) and 0 <= value <= _MOST_PENALTY
             check(
@@ -369,6 +377,8 @@ class PenalisedMatrixFit(LinearFit):
                 got=repr(value),
                 way_out="None uses a default that depends on the numbers of classes and examples",
             )
+
+    def _ridges(self, rows: Rows) -> Ridges:
         n, c = rows.logits.shape
         # Kish's number of rows: as many without weights would tell as much.
         size = n if rows.weights is None else n**2 / np.square(rows.weights).sum()
@@ -457,6 +467,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]  # no weights
         """Find the temperature, then the weights and biases."""
+        self._check_settings()
         return self._fit(Rows.checked(logits, labels, multi_label=self.multi_label))
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:
@@ -492,13 +503,16 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
             return found._replace(weight=np.diag(found.weight))
         return found
 
-    def _ridges(self, rows: Rows) -> Ridges:
+    def _check_settings(self) -> None:
+        super()._check_settings()
         check(
             _is_number(self.penalty) and 0 < self.penalty <= _MOST_PENALTY,
             "penalty to be a finite number above 0",
             got=repr(self.penalty),
             way_out="1 is the paper's penalty; a smaller one trusts the data more",
         )
+
+    def _ridges(self, rows: Rows) -> Ridges:
         n, c = rows.logits.shape
         own = self.penalty * c / n
         return Ridges(own=own, bias=own, between=own * (c - 1) if self._mixes else None)

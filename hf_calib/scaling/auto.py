@@ -156,11 +156,15 @@ class AutoScaling(AffineScaling):
             return False
         return fits(self.choice_, str) and bool(_NAME.fullmatch(self.choice_))
 
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        check_draws(1, self.random_state, seed_name="random_state")
+        way_out = "5 is enough; more folds cost more fits"
+        check_integer("n_folds", self.n_folds, 2, way_out)
+
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
         """Select the calibrator and fit it."""
-        check_integer(
-            "n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits"
-        )
+        self._check_settings()
         rows = Rows.checked(logits, labels, multi_label=self.multi_label)
         # Rows without a known label contain no information.
         if rows.known is not None:
@@ -168,7 +172,7 @@ class AutoScaling(AffineScaling):
         n = len(rows)
         # Folds are not stratified by class. With the frequencies of the sample in each fold, a calibrator that
         # learns these frequencies would look better than it is on other rows.
-        rng = check_draws(1, self.random_state, seed_name="random_state")
+        rng = np.random.default_rng(self.random_state)
         folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
         sample: Any = slice(None)
         if n > _CHOSEN_ON:

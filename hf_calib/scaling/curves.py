@@ -54,6 +54,7 @@ class ClassProbabilityScaling(Scaler):
         sample_weight: ArrayLike | None = None,
     ) -> Any:
         """Fit the curves. Equal-mass bins have equal numbers of examples, whatever the weights."""
+        self._check_settings()
         rows = Rows.checked(logits, labels, sample_weight)
         self.n_classes_ = rows.logits.shape[1]
         probs = softmax_in_place(rows.logits.astype(np.float64))
@@ -114,14 +115,17 @@ class HistogramBinning(ClassProbabilityScaling):
         self.n_bins = n_bins
         self.binning = binning
 
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        check_n_bins(self.n_bins)
+        check_choice("binning", self.binning, get_args(Binning))
+
     def _is_sound(self) -> bool:
         return self.edges_.shape[1] == self.frequencies_.shape[1] + 1
 
     def _fit_curves(
         self, probs: FloatArray, hits: FloatArray, weights: FloatArray
     ) -> None:
-        check_n_bins(self.n_bins)
-        check_choice("binning", self.binning, get_args(Binning))
         n_classes = probs.shape[1]
         if self.binning == "equal_mass":
             edges = [quantile_edges(np.sort(column), self.n_bins) for column in probs.T]
@@ -180,6 +184,10 @@ class IsotonicScaling(ClassProbabilityScaling):
     def __init__(self, multiclass: Multiclass = "one_vs_rest") -> None:
         self.multiclass = multiclass
 
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        check_choice("multiclass", self.multiclass, get_args(Multiclass))
+
     def _is_sound(self) -> bool:
         n_curves = 1 if self.multiclass == "joint" else self.n_classes_
         if len(self.sizes_) != n_curves or self.sizes_.sum() != len(self.knots_):
@@ -203,7 +211,6 @@ class IsotonicScaling(ClassProbabilityScaling):
     def _fit_curves(
         self, probs: FloatArray, hits: FloatArray, weights: FloatArray
     ) -> None:
-        check_choice("multiclass", self.multiclass, get_args(Multiclass))
         if self.multiclass == "joint":
             weights = np.repeat(weights, probs.shape[1])
         columns = zip(self._columns(probs), self._columns(hits), strict=True)
@@ -249,9 +256,13 @@ class SplineScaling(Scaler):
     def __init__(self, *, n_knots: int = 6) -> None:
         self.n_knots = n_knots
 
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        check_integer("n_knots", self.n_knots, 4, "the paper uses 6")
+
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> SplineScaling:
         """Fit the curve to at least `n_knots` rows."""
-        check_integer("n_knots", self.n_knots, 4, "the paper uses 6")
+        self._check_settings()
         rows = Rows.checked(logits, labels)
         n = len(rows)
         requirement = f"logits to hold at least n_knots={self.n_knots} rows"

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_softmax
 
-from hf_calib.metrics.checks import FloatArray, check_flag, check_weights
+from hf_calib.metrics.checks import FloatArray, check_weights
 from hf_calib.scaling._base import (
     AffineMap,
     as_binary_labels,
@@ -69,7 +69,6 @@ class Rows:
         multi_label: bool = False,
     ) -> Rows:
         """Check the arguments of a user, and return the rows that count."""
-        check_flag("multi_label", multi_label)
         matrix = as_matrix(logits, least_columns=1 if multi_label else 2)
         if multi_label:
             positive, known = as_binary_labels(labels, matrix)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from hashlib import sha256
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -296,9 +294,7 @@ def _from_record(record: dict[str, Any]) -> Any:
     if settings.get("scaler") is not None:
         settings["scaler"] = _from_record(settings["scaler"])
     scaler = kind(**settings)
-    for name, value in settings.items():
-        if name != "scaler":
-            _check_setting(kind, name, value)
+    scaler._check_settings()
     parameters = {**record["parameters"]}
     wanted = [name[:-1] for name in kind._fitted]
     requirement = f"parameters to be {', '.join(wanted) or 'none'}"
@@ -311,26 +307,6 @@ def _from_record(record: dict[str, Any]) -> Any:
     if method in FOLDABLE_SCALERS:
         _check_map(scaler.affine_map(), record)
     return scaler
-
-
-def _check_setting(kind: type, name: str, value: Any) -> None:
-    """Raise unless an argument is of the kind of its default, or one of its choices; numbers, or None, for None."""
-    argument = inspect.signature(kind).parameters[name]
-    default = argument.default
-    numbers = value if isinstance(value, list) else [value]
-    fits = len(numbers) > 0 and all(map(number, numbers))
-    if default is None:
-        fits = fits or value is None
-    elif isinstance(default, bool):
-        fits = isinstance(value, bool)
-    elif isinstance(default, int):
-        fits = number(value) and isinstance(value, int)
-    elif isinstance(default, str):
-        # Its choices are annotated, by their name in the calibrator's module.
-        names = vars(import_module(kind.__module__))
-        fits = value in get_args(names.get(argument.annotation))
-    requirement = f"setting {name} to be of the kind of {default!r}"
-    check(fits, requirement, repr(value)[:100], "take the file unchanged")
 
 
 def _check_map(found: Any, record: Mapping[str, Any]) -> None:

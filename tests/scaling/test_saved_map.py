@@ -305,10 +305,10 @@ def test_settings_that_no_calibrator_has_are_neither_loaded_nor_saved(
     settings = {**scaler.get_params(), setting: value}
     edited(tmp_path, settings=settings)
     unknown = f"unexpected keyword argument '{setting}'"
-    refused(tmp_path, unknown if setting == "more" else f"setting {setting} to be")
+    refused(tmp_path, unknown if setting == "more" else f"expected {setting} to be")
     if setting != "more":
         setattr(scaler, setting, value)
-        with pytest.raises(InputError, match=f"setting {setting} to be"):
+        with pytest.raises(InputError, match=f"expected {setting} to be"):
             save_map(scaler, tmp_path / "new")
 
 
