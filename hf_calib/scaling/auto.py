@@ -88,8 +88,10 @@ class _Candidate:
             "method": self.method,
             "penalty": self.penalty,
             "n_parameters": self.n_parameters,
-            **dict.fromkeys(("nll", "standard_error")),
-            **dict.fromkeys(("difference", "difference_standard_error")),
+            "nll": None,
+            "standard_error": None,
+            "difference": None,
+            "difference_standard_error": None,
             "chosen": self.name == choice,
             "left_out": self.left_out,
         }

@@ -135,11 +135,10 @@ class HistogramBinning(ClassProbabilityScaling):
         midpoints = (self.edges_[:, :-1] + self.edges_[:, 1:]) / 2
         # The bins of a class follow those of the class before it.
         slots = (self._bins(probs) + self.n_bins * np.arange(n_classes)).ravel()
-        sums = [
-            np.bincount(slots, each.ravel(), midpoints.size).reshape(midpoints.shape)
-            for each in (weights[:, None] * hits, np.repeat(weights, n_classes))
-        ]
-        right, mass = sums
+        of_hits = (weights[:, None] * hits).ravel()
+        of_all = np.repeat(weights, n_classes)
+        right = np.bincount(slots, of_hits, midpoints.size).reshape(midpoints.shape)
+        mass = np.bincount(slots, of_all, midpoints.size).reshape(midpoints.shape)
         self.frequencies_ = np.divide(right, mass, out=midpoints, where=mass > 0)
 
     def _bins(self, probs: FloatArray) -> NDArray[np.int64]:
@@ -362,13 +361,15 @@ class EnsembleTemperatureScaling(Scaler):
             slope = products @ weights - own
             return float(weights @ (slope - own) / 2), slope
 
+        start = np.full(3, 1 / 3)
+        simplex = LinearConstraint(np.ones((1, 3)), 1, 1)
         found = minimize(
             error,
-            np.full(3, 1 / 3),
+            start,
             jac=True,
             method="SLSQP",
             bounds=[(0, 1)] * 3,
-            constraints=LinearConstraint(np.ones((1, 3)), 1, 1),
+            constraints=simplex,
             options={"ftol": 1e-16, "maxiter": 300},
         )
         weights = found.x.clip(0)

@@ -374,20 +374,17 @@ class _Loss:
         self.weights = np.ones(len(rows)) if rows.weights is None else rows.weights
         self.has_masks = rows.logits.min() == -np.inf
         n_classes = rows.logits.shape[1]
+        # The sums over the rows, by their labels, of 1 and of the label's feature.
+        scores = rows.logits[np.arange(len(rows)), rows.labels].astype(np.float64)
+        counts = np.bincount(rows.labels, self.weights, n_classes)
+        sums = np.bincount(rows.labels, self.weights * scores, n_classes)
+        self.of_labels = np.stack([counts, sums / unit])
         if ridges.between is None:
             own = np.ones((1, n_classes))
             squares_of_weights = own * ridges.own
         else:
             own = np.eye(n_classes)
             squares_of_weights = np.where(own, ridges.own, ridges.between)
-        # The sums over the rows, by their labels, of 1 and of the label's feature.
-        scores = rows.logits[np.arange(len(rows)), rows.labels].astype(np.float64)
-        self.of_labels = np.stack(
-            [
-                np.bincount(rows.labels, self.weights, n_classes),
-                np.bincount(rows.labels, self.weights * scores, n_classes) / unit,
-            ]
-        )
         # The parameters to which the ridges shrink, and the factor of each square.
         self.identity = np.vstack([np.zeros(n_classes), own])
         self.factors = np.vstack([np.full(n_classes, ridges.bias), squares_of_weights])

@@ -102,10 +102,9 @@ class Fitted(NamedTuple):
         """Whether this is one of the shapes, whose letters get their sizes."""
         for axes in self.axes:
             found = sizes.copy()
-            if len(axes) == len(shape) and all(
-                found.setdefault(axis, size) == size
-                for axis, size in zip(axes, shape, strict=True)
-            ):
+            pairs = list(zip(axes, shape, strict=False))
+            same = [found.setdefault(axis, size) == size for axis, size in pairs]
+            if len(axes) == len(shape) and all(same):
                 sizes.update(found)
                 return True
         return False
