@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 N_CLASSES = Fitted(low=2, high=1e6, kind=int)
-_LARGEST = 1e100  # Its square is finite.
-_LARGEST_MIXED = 1e12  # A matrix spreads the rounding of each logit to all.
+# Its square is finite.
+_LARGEST = 1e100
+# A matrix spreads the rounding of each logit to all.
+_LARGEST_MIXED = 1e12
 
 
 class Scaler(ClassifierMixin, BaseEstimator):
@@ -47,7 +49,8 @@ class Scaler(ClassifierMixin, BaseEstimator):
     array([[0.75, 0.25]])
     """
 
-    _fitted: ClassVar[Parameters] = {}  # The parameters; that of C is first.
+    # The parameters; that of C is first.
+    _fitted: ClassVar[Parameters] = {}
     multi_label = False
     predict_proba: Callable[[ArrayLike], FloatArray]
 
@@ -155,7 +158,8 @@ class AffineMap(NamedTuple):
             mapped = mapped @ self.weight.T
         elif (self.weight > 0).all():
             mapped *= self.weight
-        else:  # The product of -inf with this weight would not mask the class.
+        else:
+            # The product of -inf with this weight would not mask the class.
             masked = np.isneginf(mapped)
             mapped[masked] = 0
             mapped *= self.weight
@@ -212,7 +216,8 @@ def as_logits(logits: ArrayLike) -> NDArray[Any]:
         "pass an (N, C) array",
     )
     rows = logits.reshape(-1, logits.shape[-1])
-    fine = rows.max() < np.inf  # This is False for NaN.
+    # This is False for NaN.
+    fine = rows.max() < np.inf
     bad = 0 if fine else np.count_nonzero(~(rows.max(axis=1) < np.inf))
     got = f"NaN or +inf in {bad} of {len(rows)} rows"
     check(

@@ -53,12 +53,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PAPERS_GRID = np.arange(1, 101) / 10
-_MANY_CLASSES = 32  # Exponentials then take most of the time.
-_MASSES = 2**20  # The most in memory at the same time.
+# Exponentials then take most of the time.
+_MANY_CLASSES = 32
+# The most in memory at the same time.
+_MASSES = 2**20
 _VECTOR = {"weight_": Fitted(("C",)), "bias_": Fitted(("C",))}
 _MATRIX = {"weight_": Fitted(("CC",)), "bias_": Fitted(("C",))}
-_MOST_PENALTY: Any = 1e100  # Its products are finite.
-RIDGE = 1e-6  # For parameters without a penalty, which the data may not determine.
+# Its products are finite.
+_MOST_PENALTY: Any = 1e100
+# For parameters without a penalty, which the data may not determine.
+RIDGE = 1e-6
 
 
 def _is_number(value: Any) -> bool:
@@ -99,7 +103,8 @@ class AffineScaling(Solvable):
         """Return the mapped logits in float64; logits of any shape that ends in C."""
         mapping = self.affine_map()
         classes = getattr(self, "classes_", None)
-        if classes is None:  # A temperature from a file has no number of classes.
+        # A temperature from a file has no number of classes.
+        if classes is None:
             return mapping(as_logits(logits).astype(np.float64))
         return mapping(as_fitted_logits(logits, len(classes)))
 
@@ -290,8 +295,10 @@ def warn_of_labels(undetermined: list[int]) -> None:
 class LinearFit(Solvable):
     """Base class of the affine fits: Newton's method from the best temperature, with the ridges of the subclass."""
 
-    _mixes: ClassVar[bool] = False  # Whether the weight is a matrix.
-    _from_temperature: ClassVar[bool] = False  # Whether to start there even at a bound.
+    # Whether the weight is a matrix.
+    _mixes: ClassVar[bool] = False
+    # Whether to start there even at a bound.
+    _from_temperature: ClassVar[bool] = False
 
     def fit(
         self,
@@ -433,7 +440,8 @@ class DirichletScaling(PenalisedMatrixFit):
         """Return the mapped log-probabilities in float64; logits of any shape that ends in C."""
         check_is_fitted(self)
         given = as_fitted_logits(logits, len(self.bias_))
-        refuse_masks(given)  # Where all classes are masked, the next line has NaN.
+        # Where all classes are masked, the next line has NaN.
+        refuse_masks(given)
         log_probs = log_softmax(given, axis=-1)
         return AffineMap(self.weight_, self.bias_)(log_probs)
 

@@ -34,24 +34,34 @@ from hf_calib.scaling.newton import (
 )
 from hf_calib.scaling.saved_map import Fitted, Parameters, method_of
 
-_MATRIX_COST = 5e8  # N C^2 above which a fit of a matrix would take seconds.
-_CHOSEN_ON = 20_000  # The rows used: enough to detect 0.001 nats.
-_ROUGHLY = 1e-5  # The distance to the minimum of the fits in folds, in nats per row.
+# N C^2 above which a fit of a matrix would take seconds.
+_MATRIX_COST = 5e8
+# The rows used: enough to detect 0.001 nats.
+_CHOSEN_ON = 20_000
+# The distance to the minimum of the fits in folds, in nats per row.
+_ROUGHLY = 1e-5
 # With few rows, candidates with many parameters look best by chance, and standard errors miss the rare row that is
 # wrong with high confidence. By benchmarks/choice_rules.py no setting ends more than .002 nats above the temperature.
 _STANDARD_ERRORS = 2
 _OF_FREE_MAPS = 3
-_MANY = 1000  # From this number of rows, all candidates need the same margin.
-_ENOUGH = 300  # From this number of rows, the logits may stay uncalibrated.
-_FIRM = "(penalty=1)"  # With this penalty the fit is never far from a temperature.
-_CLEARLY_WORSE = 2  # In standard errors; less regularised ones are then worse too.
+# From this number of rows, all candidates need the same margin.
+_MANY = 1000
+# From this number of rows, the logits may stay uncalibrated.
+_ENOUGH = 300
+# With this penalty the fit is never far from a temperature.
+_FIRM = "(penalty=1)"
+# In standard errors; less regularised ones are then worse too.
+_CLEARLY_WORSE = 2
 # Wrong rows; with none of 50, one fit ended .47 nats above the temperature.
 _FEWEST_WRONG = 5
 # Of a class with fewer rows, cross-validation hardly notices that its probability goes to 0.
 _FEWEST_OF_CLASS = 3
-_TIMES_EXPECTED = 10  # A class expected this many times as often is missing.
+# A class expected this many times as often is missing.
+_TIMES_EXPECTED = 10
+# The choice of a saved calibrator, which titles and cards show.
 _NAME = re.compile(r"[a-z_][a-z0-9_=.()+-]{0,100}")
-_PENALTIES = (1.0, 0.1, 0.01, 0.001)  # From the most to the least regularised.
+# From the most to the least regularised.
+_PENALTIES = (1.0, 0.1, 0.01, 0.001)
 
 
 def _is_simple(value: Any) -> bool:
@@ -62,11 +72,14 @@ def _is_simple(value: Any) -> bool:
 class _Candidate:
     """A candidate and its results in the cross-validation."""
 
-    scaler: affine.Solvable | None  # It can be folded; None means no calibration.
+    # It can be folded; None means no calibration.
+    scaler: affine.Solvable | None
     n_parameters: int
     left_out: str | None = None
-    losses: FloatArray | None = None  # (N,)
-    on_top: float = 1.0  # The temperature of the mapped rows.
+    # The loss (N,) of each row, from a map that was fitted to others.
+    losses: FloatArray | None = None
+    # The temperature of the mapped rows.
+    on_top: float = 1.0
 
     def __post_init__(self) -> None:
         self.method = "identity" if self.scaler is None else method_of(self.scaler)

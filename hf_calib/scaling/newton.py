@@ -35,19 +35,26 @@ from hf_calib.scaling._base import (
 )
 from hf_calib.scaling.saved_map import BOUNDS
 
-_LEFT_TO_GAIN = 1e-7  # In nats per example, before the last step.
+# In nats per example, before the last step.
+_LEFT_TO_GAIN = 1e-7
 _MAX_STEPS = 200
-_MAX_PRODUCTS = 250  # Products with the Hessian for one step.
-_KEPT = 2**20  # The most probabilities kept for products; the rest is recomputed.
+# Products with the Hessian for one step.
+_MAX_PRODUCTS = 250
+# The most probabilities kept for products; the rest is recomputed.
+_KEPT = 2**20
 # If not even this Newton step lowers the value, only rounding is left.
 _LEAST_STEP = 1e-8
 
 # In log T; after a Newton step this small, twice as many digits are correct.
 _SMALL_STEP = 1e-5
-_FAR = np.log(4)  # The farthest step of bisection.
-_MOST_STEPS = 100  # Bisection alone would need about 40.
-_SAMPLE_STEP = 16  # With many rows, every 16th row gives the first guess.
-_MASKED = -1e150  # It replaces -inf, whose product with a weight of 0 would be NaN.
+# The farthest step of bisection.
+_FAR = np.log(4)
+# Bisection alone would need about 40.
+_MOST_STEPS = 100
+# With many rows, every 16th row gives the first guess.
+_SAMPLE_STEP = 16
+# It replaces -inf, whose product with a weight of 0 would be NaN.
+_MASKED = -1e150
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,8 @@ class Rows:
 
     logits: NDArray[Any]
     labels: NDArray[Any]
-    weights: FloatArray | None = None  # (N,), above 0 with mean 1.
+    # (N,), above 0 with mean 1.
+    weights: FloatArray | None = None
     # (N, C) for sigmoids; None if all are known.
     known: NDArray[np.bool_] | None = None
 
@@ -259,7 +267,8 @@ class ScaledLoss:
         for _ in range(_MOST_STEPS):
             beta = np.exp(log_beta)
             here = self.at(beta)
-            gap = self.shortfall - here.slope  # It falls to the target.
+            # It falls to the target.
+            gap = self.shortfall - here.slope
             if gap < target:
                 most = log_beta
             else:
@@ -288,7 +297,8 @@ def _mean_of_finite(block: FloatArray) -> FloatArray:
     if block.min() == -np.inf:
         return block.mean(axis=1, where=np.isfinite(block))
     n_classes = block.shape[1]
-    return block @ np.full(n_classes, 1 / n_classes)  # This is faster.
+    # A product with equal shares is faster than a mean.
+    return block @ np.full(n_classes, 1 / n_classes)
 
 
 class Ridges(NamedTuple):
@@ -353,7 +363,8 @@ def _newton_step(point: _Point, nats: float) -> tuple[Any, float]:
             break
         curved = point.times_hessian(direction)
         curvature = float(np.vdot(direction, curved))
-        if curvature <= 0:  # The loss is flat up to rounding.
+        # The loss is flat up to rounding.
+        if curvature <= 0:
             break
         step += size / curvature * direction
         residual -= size / curvature * curved
@@ -512,6 +523,7 @@ class _VectorPoint(_Point):
     def __init__(self, loss: _Loss, theta: FloatArray) -> None:
         # The weights, p x and p of all rows; nothing if there are too many.
         self._kept: list[tuple[FloatArray, FloatArray, FloatArray]] = []
+        # This adds the blocks.
         super().__init__(loss, theta)
 
     def _scores(self, features: FloatArray) -> FloatArray:
@@ -545,7 +557,8 @@ class _KeptBlock(NamedTuple):
 
     weights: FloatArray
     features: FloatArray
-    mass: FloatArray  # The probabilities times the weights.
+    # The probabilities times the weights.
+    mass: FloatArray
 
 
 class _MatrixPoint(_Point):
@@ -557,8 +570,10 @@ class _MatrixPoint(_Point):
         is_enough = min(between, loss.ridges.bias) > 1e-6
         self._dtype: Any = np.float32 if is_enough else np.float64
         self._kept: list[_KeptBlock] = []
-        self._mixed: Any = 0.0  # p (1 - p) x_i x_j, of all classes.
+        # p (1 - p) x_i x_j, of all classes.
+        self._mixed: Any = 0.0
         self._by_weights = np.zeros_like(theta[1:])
+        # This adds the blocks.
         super().__init__(loss, theta)
         count = self._curvatures[0]
         total_count = max(count.sum(), np.finfo(float).tiny)

@@ -41,8 +41,10 @@ from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS
 MAP_NAME = "calibration.json"
 # The last commits that read the files of calibrators which have left the library.
 _LAST_WITH = {"grouped": "ea73cc2d", "inverse_link": "ea73cc2d"}
-POOLER_CONFIG = "vllm_pooler_config"  # The entry with the result of `pooler_config`.
-OF_PAIRS = {"of": "pairs"}  # The entry of a calibrator of pairs of rewards.
+# The entry with the result of `pooler_config`.
+POOLER_CONFIG = "vllm_pooler_config"
+# The entry of a calibrator of pairs of rewards.
+OF_PAIRS = {"of": "pairs"}
 # Their versions are saved.
 PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")
 _OWN = {"method", "settings", "parameters", "weight", "bias", "date", "versions"}
@@ -50,7 +52,8 @@ Criterion = Literal["nll", "ece", "adaptive_ece"]
 # Cosine similarities need a T near 0.01, and raw scores of 10,000 a T near 10,000. With a larger T the
 # probabilities would be so equal that float32 no longer ranks them.
 BOUNDS = (1e-5, 1e5)
-LARGEST_NUMBER = 1e12  # Beyond it the logits are lost in a head of float32.
+# Beyond it the logits are lost in a head of float32.
+LARGEST_NUMBER = 1e12
 _ROUNDING = 1e-9
 
 
@@ -63,7 +66,8 @@ class Fitted(NamedTuple):
     axes: tuple[str, ...] = ("",)
     low: float = -LARGEST_NUMBER
     high: float = LARGEST_NUMBER
-    rises: bool = False  # Along the last axis.
+    # Along the last axis.
+    rises: bool = False
     kind: type = float
 
     def checked(
@@ -198,7 +202,8 @@ def save_map(
             expected("about", requirement, error, "convert what it holds")
         ) from error
     content = f"{text}\n".encode()
-    _parsed(content)  # What cannot be loaded is not saved.
+    # What cannot be loaded is not saved.
+    _parsed(content)
     with whole_file(_file(path)) as unfinished:
         unfinished.write_bytes(content)
 
@@ -207,7 +212,8 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
     """Load a calibrator from a file of `save_map` or the calibration.json of a folder; ValueError for other files."""
     try:
         return _parsed(read_file(_file(path), MOST_BYTES_OF_A_MAP))
-    except Exception as error:  # A damaged or foreign file may cause any error.
+    except Exception as error:
+        # A damaged or foreign file may cause any error.
         got = f"a file that cannot be read ({type(error).__name__}: {printable(error)[:300]})"
         way_out = (
             "save the calibrator again with hf_calib.scaling.save_map, or fit it again"
@@ -403,7 +409,8 @@ def has_bias(scaler: Any) -> bool:
     """Whether a calibrator is fitted and adds a bias to the logits."""
     try:
         bias = scaler.affine_map().bias
-    except AttributeError:  # NotFittedError is an AttributeError.
+    except AttributeError:
+        # NotFittedError is one.
         return False
     return bias is not None and bool(bias.any())
 
