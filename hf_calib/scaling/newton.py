@@ -42,8 +42,8 @@ _MAX_STEPS = 200
 _MAX_PRODUCTS = 250
 # The most probabilities kept for products; the rest is recomputed.
 _KEPT = 2**20
-# If not even this Newton step lowers the value, only rounding is left.
-_LEAST_STEP = 1e-8
+# The shares of a Newton step that are tried; if none lowers the value, only rounding is left.
+_SIZES = 0.5 ** np.arange(27)
 
 # In log T; after a Newton step this small, twice as many digits are correct.
 _SMALL_STEP = 1e-5
@@ -331,23 +331,14 @@ def fit_affine(rows: Rows, ridges: Ridges, start: Start) -> AffineMap:
         step, gain = _newton_step(point, start.nats)
         if gain <= start.nats:
             return loss.map(point.theta + step)
-        size = 1.0
-        trial = point_at(loss, point.theta + step)
-        while trial.value > point.value - 1e-4 * size * gain:
-            size *= _shorter(point.value, trial.value, size, gain)
-            if size < _LEAST_STEP:
-                return loss.map(point.theta)
+        for size in _SIZES:
             trial = point_at(loss, point.theta + size * step)
+            if trial.value <= point.value - 1e-4 * size * gain:
+                break
+        else:
+            return loss.map(point.theta)
         point = trial
     return loss.map(point.theta)
-
-
-def _shorter(value: float, value_there: float, size: float, gain: float) -> float:
-    """The factor by which a step that is too long is shortened: 0.1 to 0.5."""
-    # This is the minimum of the parabola through both values and the slope, which is -2 gain.
-    excess = value_there - value + 2 * gain * size
-    parabola = gain * size / excess if np.isfinite(excess) else 0.0
-    return min(max(parabola, 0.1), 0.5)
 
 
 def _newton_step(point: _Point, nats: float) -> tuple[Any, float]:
