@@ -384,8 +384,8 @@ def _temperatures_on_top(
     if candidate.method in ("identity", "temperature"):
         return scales
     for split in splits:
-        scales[split.held_out] = ScaledLoss(mapped[split.train]).best_temperature(1.0)
-    candidate.on_top = ScaledLoss(mapped).best_temperature(1.0)
+        scales[split.held_out] = ScaledLoss(mapped[split.train]).best_temperature()
+    candidate.on_top = ScaledLoss(mapped).best_temperature()
     return scales
 
 

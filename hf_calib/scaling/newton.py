@@ -248,20 +248,21 @@ class ScaledLoss:
         masses = np.stack([*self.masses(nodes).values()])
         return (row @ masses for row in weights.T)
 
-    def best_temperature(self, guess: float | None = None) -> float:
+    def best_temperature(self) -> float:
         """The T within `BOUNDS` with the lowest value; 1 if the value does not depend on T."""
         if self.is_constant:
             return 1.0
         if self.drift >= 0:
             return BOUNDS[1]
-        if guess is None and len(self.rows) >= 100 * _SAMPLE_STEP:
-            guess = ScaledLoss(self.rows[::_SAMPLE_STEP]).best_temperature()
+        if len(self.rows) >= 100 * _SAMPLE_STEP:
+            first = 1 / ScaledLoss(self.rows[::_SAMPLE_STEP]).best_temperature()
+        else:
+            # Labels are assumed to be about 3 nats ahead.
+            first = -3 / self.drift
         # If each label is ranked first, one more example with an unknown label is added.
         target = self.shortfall or -self.drift / (len(self.rows) + 1)
         least = -np.log(BOUNDS[1])
         most = -np.log(BOUNDS[0])
-        # Without better information, labels are assumed to be about 3 nats ahead.
-        first = -3 / self.drift if guess is None or guess == BOUNDS[1] else 1 / guess
         log_beta = np.log(first).clip(least, most)
         step = np.inf
         for _ in range(_MOST_STEPS):
