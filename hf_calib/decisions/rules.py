@@ -271,6 +271,7 @@ class AbstainRule(Rule):
         if self.answers_nothing:
             return {"answered": Interval(0.0, 0.0, 0.0)}
         found = self.measure(probs, labels)
+        # A class that is never answered adds nothing to the error of the share.
         n_thresholds = 1
         if self.by_class:
             n_thresholds = int(np.count_nonzero(self.thresholds_ < NEVER))
@@ -278,8 +279,10 @@ class AbstainRule(Rule):
         found["answered"] = share_of_any_threshold(
             answered, np.size(labels), n_thresholds
         )
+        # Then new inputs are answered too, whatever their confidence.
         if (self.thresholds_ == ALWAYS).all():
             found["answered"] = Interval(1.0, 1.0, 1.0)
+        # The rows chose the threshold, so an interval of their own accuracy would not hold.
         if "accuracy" in found:
             right = found["accuracy"].value
             found["accuracy"] = Interval(right, min(self.accuracy, right), 1.0)
@@ -294,6 +297,7 @@ class AbstainRule(Rule):
             for own in _groups(predicted, n_classes, self.by_class)
         ]
         found = certified_thresholds(groups, self.accuracy, self.delta)
+        # A threshold for all rows is that of every class.
         self.thresholds_ = np.resize(found, n_classes)
 
         cannot = f"An accuracy of {self.accuracy:g} cannot be promised"
@@ -308,6 +312,7 @@ class AbstainRule(Rule):
         classes = " for any class" if self.by_class else ""
         n_rows = len(probs)
         rows = f"these {n_rows:,} rows, of which {correct.mean():.1%} are correct"
+        # A few equal confidences are not the reason.
         ties = ""
         if len(np.unique(confidences)) < n_rows / 2:
             ties = (
@@ -406,7 +411,9 @@ class CostRule(Rule):
             "give a forbidden decision a large cost; only the ratios of costs matter"
         )
         checks.refuse(wrong, "costs", requirement, costs, way_out)
-        self.costs = self._costs = costs
+        self.costs = costs
+        # The same array, of a type that numpy's operators know.
+        self._costs = costs
 
     @property
     def n_classes(self) -> int:
@@ -535,6 +542,7 @@ class PredictionSets(Rule):
         rows, targets = self._labelled(probs, labels)
         groups = self._true_scores(rows, targets)
         sizes = np.array([len(group) for group in groups])
+        # A class without rows has no interval that could fail.
         tail = 0.025 / np.count_nonzero(sizes)
         ends = np.array([self._coverage_of_new(group, tail) for group in groups])
         low, high = sizes @ ends / len(rows)
@@ -648,7 +656,7 @@ class LabelThresholds(Rule):
         n_rows, n_labels = probs.shape
         columns = list(zip(probs.T, labels.T, strict=True))
         if self.precision is not None:
-            # All labels share delta, whichever of them are predicted.
+            # All labels share delta at first, and have the same number of rows.
             own_delta = self.delta / n_labels
             check_rows_for(self.precision, own_delta, n_rows, "precision")
             self.thresholds_ = certified_thresholds(columns, self.precision, self.delta)

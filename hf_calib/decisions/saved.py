@@ -129,11 +129,13 @@ class Decisions:
         way_out = "pass a rule of hf_calib.decisions"
         check_type(is_rule, "rule to be fitted", got, way_out)
         n_classes = self.rule.n_classes
+        # A file may hold fewer thresholds than `fit` makes.
         least = 1 if self.rule.independent else 2
         requirement = f"rule to be fitted to at least {least} classes"
         check(n_classes >= least, requirement, n_classes, "fit it again")
         check_names("class_names", self.class_names)
         names = tuple(map(str, self.class_names))
+        # The instance is frozen.
         object.__setattr__(self, "class_names", names)
         requirement = f"class_names to be {n_classes} different names"
         way_out = "name each of the model's classes once, in its order"
@@ -146,6 +148,7 @@ class Decisions:
         Outputs are the result of `pipe(texts, top_k=None)` for one text, a list of texts or a dataset (one by one), or
         probs (N, C) in the model's order.
         """
+        # A pipeline that is called on a dataset gives its results one by one.
         if isinstance(outputs, Iterator):
             outputs = list(outputs)
         if isinstance(outputs, list):
@@ -171,6 +174,7 @@ class Decisions:
         for name, score in scores.items():
             check_real(f"the score of {name} for text {text}", score, way_out)
         names = self.class_names
+        # Of a label that is there twice, one score would be lost.
         is_whole = len(row) == len(scores) and scores.keys() == set(names)
         classes = f"the model's {len(names)} classes ({few(names)})"
         requirement = f"the outputs to score each of {classes}"
