@@ -50,7 +50,7 @@ class TestTopLabels:
         for key, value in report.before.metrics.items():
             theirs = wanted.before.metrics[key].value
             assert value.value == pytest.approx(theirs, abs=1e-12), key
-        assert len(report.before.metrics) == 11
+        assert len(report.before.metrics) == 12
         assert "nll" not in report.before.metrics
         assert any(
             "Only the confidence of the pred" in each for each in report.warnings
