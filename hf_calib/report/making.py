@@ -339,7 +339,7 @@ def _report_on_top_labels(
     measured = []
     for confidence in confidences:
         scores = score_top_labels(confidence, predictions.correct, weights)
-        rows = Rows(scores, settings.n_bins)
+        rows = Rows.of_top(scores, settings.n_bins)
         measured.append(Measured.of_rows(rows, (), settings))
     return _report_of(measured, (), settings, name, None)
 

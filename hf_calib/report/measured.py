@@ -23,9 +23,9 @@ from hf_calib.metrics.intervals import (
     resampled_values,
 )
 from hf_calib.metrics.kernel import kde_error
-from hf_calib.metrics.ranking import mean_risk
+from hf_calib.metrics.ranking import area_of, mean_risk
 from hf_calib.metrics.smooth import smooth_error
-from hf_calib.metrics.state import LOGGED_METRICS
+from hf_calib.metrics.state import LOGGED_METRICS, GroupSums
 from hf_calib.metrics.sums import (
     Binning,
     BinSums,
@@ -38,18 +38,18 @@ from hf_calib.metrics.sums import (
     wilson_interval,
 )
 from hf_calib.report.chance import Coins, gap_interval
-from hf_calib.report.rows import Rows
+from hf_calib.report.rows import MOST_SORTED, Rows
 
 # The kernel calibration error compares every pair of examples.
 MAX_EXAMPLES_FOR_KDE = 2_000
-# The isotonic regressions of the top label take many seconds for more examples.
-MOST_SORTED = 1_000_000
 # The most rows that all calls of a metric read which is called for each resample, so that it takes seconds.
 _BUDGET = 1e7
 _MOST_CALLS = 200
 _FEWEST_CALLS = 50
 # Below them a t interval is wider than anything that it could say.
 _FEWEST_DEGREES = 0.5
+# The largest mean.
+_MOST = {"brier": 2.0}
 
 
 class Settings(NamedTuple):
@@ -72,15 +72,11 @@ class Settings(NamedTuple):
             name: value for name, value in self._asdict().items() if name != "n_bins"
         }
 
-    def of_mean(
-        self,
-        values: FloatArray,
-        weights: FloatArray | None = None,
-        *,
-        most: float = math.inf,
-    ) -> Interval:
-        """The mean of values (N,) in [0, most], with its t interval; of one row it has none."""
-        return self.t_interval(*mean_and_error(values, weights), most=most)
+    def of_mean(self, groups: GroupSums, name: str, group: int = 0) -> Interval:
+        """The mean NLL or Brier score of a group, with its t interval; of one row it has none."""
+        mean, error = (float(part[group]) for part in groups.mean(name))
+        effective = float(groups.effective_rows()[group])
+        return self.t_interval(mean, error, effective, most=_MOST.get(name, math.inf))
 
     def of_frequency(self, frequency: float, n: float) -> Interval:
         """A frequency among n rows, with Wilson's interval."""
@@ -165,18 +161,17 @@ ECE_INTERVALS = (
 )
 
 
-def _mean(rows: Rows, values: FloatArray) -> float:
-    """The mean of values (N,) of rows."""
-    return mean_and_error(values, rows.weights)[0]
-
-
 def _root_brier(rows: Rows) -> float:
-    return math.sqrt(_mean(rows, rows.scores.brier))
+    return math.sqrt(rows.mean("brier"))
 
 
 def _ece(rows: Rows, binning: Binning = "uniform", **options: Any) -> float:
     # Quantile bins leave out the row with the smallest confidence, which counts in the total.
     return float(binned_error(rows.bins(binning), rows.total, **options))
+
+
+def _area(rows: Rows) -> float:
+    return mean_risk(rows.top) if rows.are_sorted else area_of(rows.by_confidence())
 
 
 def _brier_part(rows: Rows, part: str) -> float:
@@ -193,14 +188,14 @@ MEASURES: dict[str, Measure] = {
     "accuracy": Measure(
         LOGGED_METRICS["accuracy"],
         "accuracy",
-        lambda rows: _mean(rows, rows.scores.correct),
+        lambda rows: rows.mean("accuracy"),
         interval="frequency",
         weighted=True,
     ),
     "nll": Measure(
         LOGGED_METRICS["nll"],
         "negative_log_likelihood",
-        lambda rows: _mean(rows, rows.scores.nll),
+        lambda rows: rows.mean("nll"),
         interval="mean",
         weighted=True,
         of_top=False,
@@ -208,7 +203,7 @@ MEASURES: dict[str, Measure] = {
     "brier": Measure(
         LOGGED_METRICS["brier"],
         "brier_score",
-        lambda rows: _mean(rows, rows.scores.brier),
+        lambda rows: rows.mean("brier"),
         interval="mean",
         weighted=True,
         of_top=False,
@@ -238,13 +233,13 @@ MEASURES: dict[str, Measure] = {
     "corp_miscalibration": Measure(
         f"{_TOP}, miscalibration (CORP)",
         _CORP,
-        lambda rows: decompose(rows.ranked).miscalibration,
+        lambda rows: decompose(rows.top).miscalibration,
         n_examples=_FEW,
     ),
     "corp_discrimination": Measure(
         f"{_TOP}, discrimination (CORP)",
         _CORP,
-        lambda rows: decompose(rows.ranked).discrimination,
+        lambda rows: decompose(rows.top).discrimination,
         n_examples=_FEW,
     ),
     "ece": Measure(
@@ -265,6 +260,7 @@ MEASURES: dict[str, Measure] = {
         # With or without debiasing, the error of the population is the same.
         interval="inversion",
         binning="equal_mass",
+        n_examples=_FEW,
     ),
     "smooth_ece": Measure(
         "Smooth ECE", "smooth_calibration_error", lambda rows: smooth_error(rows.top)
@@ -303,7 +299,7 @@ MEASURES: dict[str, Measure] = {
     _AURC: Measure(
         "Area under the risk-coverage curve",
         _AURC,
-        lambda rows: mean_risk(rows.ranked),
+        _area,
         interval="bootstrap",
     ),
 }
@@ -388,11 +384,13 @@ class Measured:
     ) -> Measured:
         """Compute every metric that rows have."""
         found, n_resamples = measure_all(rows, settings)
-        confidence = rows.scores.confidence
-        coins = Coins.of(confidence, rows.places, rows.n_bins, rows.weights)
-        coins = coins.times(rows.scale)
-        counts = np.bincount(rows.places, minlength=rows.n_bins)
-        bins = bin_rows(rows.bins("uniform"), coins, counts=counts, scale=rows.scale)
+        coins = rows.coins.times(rows.scale)
+        bins = bin_rows(
+            rows.bins("uniform"),
+            coins,
+            counts=rows.together.bins[0, 0],
+            scale=rows.scale,
+        )
         return cls(
             metrics=found,
             n_resamples=n_resamples,
@@ -417,19 +415,6 @@ class Measured:
         return self.rows is None or self.rows.are_resampled
 
 
-def mean_and_error(
-    values: FloatArray, weights: FloatArray | None = None
-) -> tuple[float, float, float]:
-    """The mean of values (N,) with weights (N,), its standard error, and the number of effective rows (Kish 1965)."""
-    mass = np.ones(len(values)) if weights is None else weights
-    total = float(mass.sum())
-    mean = float(mass @ values) / total
-    effective = total**2 / float(mass @ mass)
-    variance = float(mass @ (values - mean) ** 2) / total
-    error = math.sqrt(variance / max(effective - 1, _FEWEST_DEGREES))
-    return mean, error, effective
-
-
 def mean_change(
     before: FloatArray,
     after: FloatArray,
@@ -437,8 +422,14 @@ def mean_change(
     settings: Settings,
 ) -> Interval:
     """The mean of after - before over rows (N,) with weights (N,), with its paired t interval; none for one row."""
-    found = mean_and_error(after - before, weights)
-    return settings.t_interval(*found, least=-math.inf)
+    change = after - before
+    mass = np.ones(len(change)) if weights is None else weights
+    total = float(mass.sum())
+    mean = float(mass @ change) / total
+    effective = total**2 / float(mass @ mass)
+    variance = float(mass @ (change - mean) ** 2) / total
+    error = math.sqrt(variance / max(effective - 1, _FEWEST_DEGREES))
+    return settings.t_interval(mean, error, effective, least=-math.inf)
 
 
 def _overall(rows: Rows, coins: Coins, z: float) -> Overall:
@@ -447,16 +438,16 @@ def _overall(rows: Rows, coins: Coins, z: float) -> Overall:
     The p-value is the larger one of an exact test and of the test that the interval inverts, so that test and interval
     agree.
     """
-    confidence = _mean(rows, rows.scores.confidence)
-    accuracy = _mean(rows, rows.scores.correct)
+    _, stated, right = rows.bins("uniform")
+    confidence = float(stated.sum()) / rows.total
+    accuracy = float(right.sum()) / rows.total
     effective = rows.effective
-    gaps = rows.scores.confidence - rows.scores.correct
-    _, error, _ = mean_and_error(gaps, rows.weights)
+    _, errors = rows.together.mean("gap")
     found, variance = gap_interval(
         confidence,
         accuracy,
         stated=coins.variance / effective,
-        error=error,
+        error=float(errors[0]),
         effective=effective,
         z=z,
     )
@@ -494,6 +485,7 @@ def measure_all(
         # An unbiased estimate of what is at least 0 may be below.
         value = max(0.0, float(measure.value(rows)))
         found[key] = Interval(value)
+        n_resamples[key] = 0
         if measure.interval == "frequency":
             found[key] = settings.of_frequency(value, rows.effective)
         if measure.interval == "inversion":
@@ -531,8 +523,8 @@ def _means_of_counts(rows: Rows) -> dict[str, OfCounts]:
 
 def _normal_intervals(rows: Rows, settings: Settings) -> dict[str, Interval]:
     """The means with t intervals, by key."""
-    nll = settings.of_mean(rows.scores.nll, rows.weights)
-    brier = settings.of_mean(rows.scores.brier, rows.weights, most=2.0)
+    nll = settings.of_mean(rows.together, "nll")
+    brier = settings.of_mean(rows.together, "brier")
     ends = [None if end is None else math.sqrt(end) for end in brier[1:]]
     root = Interval(math.sqrt(brier.value), *ends)
     return {"nll": nll, "brier": brier, "root_brier": root}
@@ -610,21 +602,13 @@ def class_rows(rows: Rows, names: tuple[str, ...]) -> tuple[ClassRow, ...]:
     """One row per class; none if only the top label is known."""
     if rows.classes is None:
         return ()
-    labels, predicted, bins, coins = rows.classes
-    n = len(names)
-    weights = rows.weights
-    confidence = rows.scores.confidence
-    correct = rows.scores.correct
-    stated = confidence if weights is None else weights * confidence
-    hits = correct if weights is None else weights * correct
-    true = np.bincount(labels, weights, n).tolist()
-    mass = np.bincount(predicted, weights, n).tolist()
-    right = np.bincount(predicted, hits, n).tolist()
-    confidences = np.bincount(predicted, stated, n).tolist()
+    bins = rows.classes.bins
+    _, mass, confidences, _, right = rows.groups.bins.sum(axis=2).tolist()
+    true = bins.correct.sum(axis=1).tolist()
     probabilities = bins.confidence.sum(axis=1).tolist()
     gaps = class_gaps(bins).tolist()
-    of_predicted = Coins.of(confidence, predicted, n, weights).times(rows.scale)
-    of_all = coins.times(rows.scale)
+    of_predicted = rows.classes.predicted.times(rows.scale)
+    of_all = rows.classes.coins.times(rows.scale)
     to_rows = len(rows) / rows.total
     found = []
     for c, name in enumerate(names):

@@ -36,11 +36,10 @@ from hf_calib.report.document import (
 from hf_calib.report.measured import (
     ECE_INTERVALS,
     MEASURES,
-    MOST_SORTED,
     Measured,
     Settings,
 )
-from hf_calib.report.rows import Rows
+from hf_calib.report.rows import MOST_SORTED, Rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -305,6 +304,11 @@ class CalibrationReport:
             "Examples are not resampled if they have weights, or if they are more than 200,000 or have more than "
             "67,108,864 probabilities."
         )
+        if self.n_examples > MOST_SORTED:
+            notes.append(
+                "With more than 1,000,000 examples, the adaptive ECE and the area under the risk-coverage curve are "
+                "from counts of confidences in 105,728 cells; confidences in one cell count as equal."
+            )
         missing = [
             self._titles[key] for key in MEASURES if key not in self.before.metrics
         ]
@@ -438,23 +442,22 @@ def _draw(report: CalibrationReport) -> dict[str, Figure]:
     n_rows = {name: len(each) for name, each in rows.items()}
     found = {"reliability": reliability_of_sums({"": bins}, n_rows=n_rows)}
     final: Rows = [*rows.values()][-1]
-    if final.weights is not None:
-        curves = {name: _weighted_risk(each) for name, each in rows.items()}
+    if not final.are_sorted:
+        curves = {name: _risk_curve(each) for name, each in rows.items()}
         found["risk_coverage"] = risk_coverage_of_curves(curves)
     else:
         found["risk_coverage"] = plots.risk_coverage_diagram(tops)
-        if len(final) <= MOST_SORTED:
-            found["smooth_reliability"] = plots.smooth_reliability_diagram(
-                tops, confidence_level=level, seed=seed
-            )
-            found["corp"] = plots.corp_diagram(tops, seed=seed)
-            found["confidence_histogram"] = plots.confidence_histogram(tops)
+        found["smooth_reliability"] = plots.smooth_reliability_diagram(
+            tops, confidence_level=level, seed=seed
+        )
+        found["corp"] = plots.corp_diagram(tops, seed=seed)
+        found["confidence_histogram"] = plots.confidence_histogram(tops)
     if final.classes is not None:
         found["classwise"] = classes_of_sums(final.classes.bins, report.class_names)
     return {name: found[name] for name in _CAPTIONS if name in found}
 
 
-def _weighted_risk(rows: Rows) -> tuple[FloatArray, FloatArray]:
+def _risk_curve(rows: Rows) -> tuple[FloatArray, FloatArray]:
     """The coverages, and the error rates of the kept weights, most confident first."""
     counts, _, right = rows.by_confidence()[:, ::-1]
     kept = np.cumsum(counts)

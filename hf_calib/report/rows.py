@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,15 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib.metrics.checks import FloatArray, IntArray
+from hf_calib.metrics.checks import FloatArray, IntArray, row_chunks
 from hf_calib.metrics.scores import BrierDecomposition
-from hf_calib.metrics.state import RowScores, add_class_bins, score_chunks
+from hf_calib.metrics.state import (
+    N_CELLS,
+    GroupSums,
+    RowScores,
+    add_class_bins,
+    cells_of,
+    score_chunks,
+)
 from hf_calib.metrics.sums import (
     Binning,
     BinSums,
     TopLabel,
+    add_to,
     bin_sums,
-    binned_rows,
     equal_shares,
     uniform_bins,
 )
@@ -27,6 +34,8 @@ from hf_calib.report.chance import Coins
 # Resamples of more rows, or of more probabilities, would take minutes.
 MOST_RESAMPLED = 200_000
 MOST_NUMBERS_RESAMPLED = 2**26
+# Sorting more rows, several times, would take many times their memory.
+MOST_SORTED = 1_000_000
 
 # The first row of a block, its probabilities (n, C), labels (n,) and weights (n,), if any.
 Block = tuple[int, NDArray[Any], NDArray[Any], FloatArray | None]
@@ -37,13 +46,12 @@ def are_few(n_rows: int, n_classes: int) -> bool:
     return n_rows <= MOST_RESAMPLED and n_rows * n_classes <= MOST_NUMBERS_RESAMPLED
 
 
-class ClassRows(NamedTuple):
-    """The classes of rows, and sums over their probabilities of all classes."""
+class ClassSums(NamedTuple):
+    """Sums over the probabilities of all classes, in each of the C classes."""
 
-    labels: IntArray  # (N,)
-    predicted: IntArray  # (N,)
-    bins: BinSums  # (C, M), in bins of each class's probability
+    bins: BinSums  # (C, M), in bins of the class's probability
     coins: Coins  # (C,), one for each probability
+    predicted: Coins  # (C,), one for each confidence of a prediction of the class
 
 
 @dataclass(frozen=True)
@@ -51,11 +59,19 @@ class Rows:
     """N scored rows; a weight says how many rows one stands for relative to others."""
 
     scores: RowScores
-    n_bins: int
+    groups: GroupSums  # by the predicted class, or in one group if that is unknown
+    coins: Coins  # (M,), one for each confidence, in its bin
     # None if only the confidence of the predicted class is known.
-    classes: ClassRows | None = None
+    classes: ClassSums | None = None
     # None if the rows are too many to sort the probabilities of each.
     brier_parts: BrierDecomposition | None = None
+
+    @classmethod
+    def of_top(cls, scores: RowScores, n_bins: int) -> Rows:
+        """Rows of which only the top label is known."""
+        groups = GroupSums.empty(1, n_bins)
+        groups.add(scores, np.zeros(len(scores.confidence), np.intp))
+        return cls(scores, groups, _coins_in_bins(scores, n_bins))
 
     @classmethod
     def of_blocks(
@@ -68,32 +84,43 @@ class Rows:
         """Score blocks of checked rows; shape is the numbers of all rows and of classes."""
         n_rows, n_classes = shape
         confidence, correct, nll, brier = np.empty((4, n_rows))
-        labels = np.empty(n_rows, np.intp)
-        predicted = np.empty(n_rows, np.intp)
-        weights: list[FloatArray] = []
+        mass: list[FloatArray] = []
+        groups = GroupSums.empty(n_classes, n_bins)
         class_bins = np.zeros((3, n_classes, n_bins))
-        coins = Coins.none(n_classes)
-        for first, probs, own_labels, own_weights in blocks:
-            for chunk in score_chunks(probs, own_labels, own_weights):
+        coins = Coins.none(n_bins)
+        of_classes = Coins.none(n_classes)
+        of_predicted = Coins.none(n_classes)
+        for first, probs, labels, weights in blocks:
+            for chunk in score_chunks(probs, labels, weights):
+                rows = chunk.rows
                 place = slice(first + chunk.place.start, first + chunk.place.stop)
-                confidence[place] = chunk.rows.confidence
-                correct[place] = chunk.rows.correct
-                nll[place] = chunk.rows.nll
-                brier[place] = chunk.rows.brier
-                labels[place] = chunk.labels
-                predicted[place] = chunk.predicted
+                confidence[place] = rows.confidence
+                correct[place] = rows.correct
+                nll[place] = rows.nll
+                brier[place] = rows.brier
+                groups.add(rows, chunk.predicted)
                 add_class_bins(class_bins, chunk)
-                own = Coins.of_columns(chunk.columns, chunk.rows.weights)
-                coins = coins.plus(own)
-            if own_weights is not None:
-                weights.append(own_weights)
-        mass = np.concatenate(weights) if weights else None
-        of_classes = ClassRows(labels, predicted, BinSums(*class_bins), coins)
-        scores = RowScores(confidence, correct, nll, brier, mass)
-        return cls(scores, n_bins, of_classes, brier_parts)
+                coins = coins.plus(_coins_in_bins(rows, n_bins))
+                own = Coins.of_columns(chunk.columns, rows.weights)
+                of_classes = of_classes.plus(own)
+                own = Coins.of(
+                    rows.confidence, chunk.predicted, n_classes, rows.weights
+                )
+                of_predicted = of_predicted.plus(own)
+            if weights is not None:
+                mass.append(weights)
+        all_mass = np.concatenate(mass) if mass else None
+        scores = RowScores(confidence, correct, nll, brier, all_mass)
+        classes = ClassSums(BinSums(*class_bins), of_classes, of_predicted)
+        return cls(scores, groups, coins, classes, brier_parts)
 
     def __len__(self) -> int:
         return len(self.scores.confidence)
+
+    @property
+    def n_bins(self) -> int:
+        """M, the number of bins."""
+        return self.groups.bins.shape[2]
 
     @property
     def weights(self) -> FloatArray | None:
@@ -108,54 +135,68 @@ class Rows:
     @cached_property
     def are_resampled(self) -> bool:
         """Whether intervals of means are from resamples; otherwise they are normal ones."""
-        n_classes = 1 if self.classes is None else len(self.classes.bins.counts)
-        return self.weights is None and are_few(len(self), n_classes)
+        return self.weights is None and are_few(len(self), len(self.groups.scores[0]))
 
     @cached_property
+    def together(self) -> GroupSums:
+        """The sums of all rows as one group."""
+        bins = self.groups.bins.sum(axis=1, keepdims=True)
+        return GroupSums(bins, self.groups.scores.sum(axis=1, keepdims=True))
+
+    @property
     def total(self) -> float:
         """The number of rows, or the sum of their weights."""
-        return float(len(self) if self.weights is None else self.weights.sum())
+        return float(self.together.bins[1].sum())
 
-    @cached_property
+    @property
     def effective(self) -> float:
         """The number of rows; for rows with weights, the effective sample size (Kish 1965)."""
-        if self.weights is None:
-            return float(len(self))
-        return self.total**2 / float(self.weights @ self.weights)
+        return float(self.together.effective_rows()[0])
 
     @property
     def scale(self) -> float:
         """The effective rows of a weight of 1."""
         return self.effective / self.total
 
-    @cached_property
-    def places(self) -> IntArray:
-        """The equal-width bin (N,) of each row."""
-        return uniform_bins(self.scores.confidence, self.n_bins)
-
-    @cached_property
-    def ranked(self) -> TopLabel:
-        """The rows by rising confidence: what sorts them again takes a fraction of the time."""
-        return self.top.part(np.argsort(self.scores.confidence, kind="stable"))
+    def mean(self, name: str) -> float:
+        """The mean "nll", "brier", "gap" or "accuracy"."""
+        return float(self.together.mean(name)[0][0])
 
     def bins(self, binning: Binning) -> BinSums:
         """The sums (M,) of the rows of each bin; with weights of equal-width and "quantile" bins."""
         if binning == "uniform":
-            return self._uniform
-        if self.weights is None:
-            return bin_sums(self.ranked, self.n_bins, binning)
-        return equal_shares(self.by_confidence(), self.n_bins, weighted=True)
+            return BinSums(*(sums[0] for sums in self.together.bin_sums()))
+        if self.are_sorted:
+            return bin_sums(self.top, self.n_bins, binning)
+        is_weighted = self.weights is not None
+        return equal_shares(self.by_confidence(), self.n_bins, weighted=is_weighted)
 
-    @cached_property
-    def _uniform(self) -> BinSums:
-        if self.weights is None:
-            return bin_sums(self.top, self.n_bins)
-        return BinSums(*binned_rows(self.top, self.n_bins)(self.weights))
+    @property
+    def are_sorted(self) -> bool:
+        """Whether metrics sort the rows; otherwise they read `by_confidence`."""
+        return self.weights is None and len(self) <= MOST_SORTED
 
     def by_confidence(self) -> FloatArray:
-        """The sums (3, K) of rows, confidences and correct rows with each of K confidences, the least first."""
-        different, slots = np.unique(self.scores.confidence, return_inverse=True)
-        mass = np.ones(len(self)) if self.weights is None else self.weights
-        terms = (mass, mass * self.scores.confidence, mass * self.scores.correct)
-        sums = [np.bincount(slots, term, len(different)) for term in terms]
-        return np.stack(sums)
+        """The sums (3, K) of weights, confidences and correct rows with each of K confidences, the least first.
+
+        Of many rows, those within a cell count as rows of one confidence.
+        """
+        find_slots: Callable[[FloatArray], IntArray] = cells_of
+        n_slots = N_CELLS
+        if len(self) <= MOST_SORTED:
+            different = np.unique(self.scores.confidence)
+            find_slots = different.searchsorted
+            n_slots = len(different)
+        sums = np.zeros((3, n_slots))
+        for part in row_chunks(len(self)):
+            rows = self.scores.part(part)
+            in_bin, _ = rows.terms()
+            _, mass, stated, _, right = in_bin
+            add_to(sums, find_slots(rows.confidence), [mass, stated, right])
+        return sums
+
+
+def _coins_in_bins(rows: RowScores, n_bins: int) -> Coins:
+    """A coin for each confidence, in its equal-width bin."""
+    places = uniform_bins(rows.confidence, n_bins)
+    return Coins.of(rows.confidence, places, n_bins, rows.weights)

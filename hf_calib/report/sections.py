@@ -347,16 +347,13 @@ def _against(
         "adaptive_ece": Interval(adaptive),
         "classwise_ece": Interval(classwise),
     }
-    for key, values in means.items():
-        found[key] = settings.of_mean(values, most=_MOST.get(key, math.inf))
+    found |= {key: Interval(float(values.mean())) for key, values in means.items()}
     if are_few(*probs.shape):
         evaluate = {key: mean_of_counts(values) for key, values in means.items()}
         found |= bootstrapped(evaluate, found, len(probs), settings)
     return {key: found[key] for key in SOFT_MEASURES}
 
 
-# The largest values of means.
-_MOST = {_TRUE: math.sqrt(2), "brier": 2.0}
 _SHOWN = 20
 _COLUMNS: dict[str, Callable[[Any], str]] = {
     "rows": lambda row: f"{row.n_rows:,}",
@@ -510,8 +507,8 @@ def slice_section(
                 own, **settings._replace(n_resamples=_RESAMPLES).drawing
             ),
             mce=float(binned_error(own, own.counts.sum(), "max")),
-            nll=_mean_of(groups, "nll", group, settings),
-            brier=_mean_of(groups, "brier", group, settings),
+            nll=settings.of_mean(groups, "nll", group),
+            brier=settings.of_mean(groups, "brier", group),
             p_value=p_value,
             differs=p_value is not None and p_value < 1 - settings.confidence_level,
         )
@@ -523,13 +520,6 @@ def slice_section(
         )
     )
     return SliceSection(column, tuple(slices))
-
-
-def _mean_of(groups: GroupSums, name: str, group: int, settings: Settings) -> Interval:
-    """The mean NLL or Brier score of a group, with its t interval; of one row it has none."""
-    mean, error = (float(part[group]) for part in groups.mean(name))
-    effective = float(groups.effective_rows()[group])
-    return settings.t_interval(mean, error, effective, most=_MOST.get(name, math.inf))
 
 
 def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
