@@ -21,8 +21,7 @@ from scipy.special import expit, softmax
 from values import compare, flat, labels_per_row, rows
 
 import hf_calib
-from hf_calib.metrics import CalibrationState
-from hf_calib.report import calibration_report, report_on_states, with_entities
+from hf_calib.report import calibration_report, with_entities
 
 
 def reports(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -84,14 +83,13 @@ def reports(folder: Path) -> Iterator[tuple[str, Any]]:
     report = calibration_report(tagged, labels % 3, calibrated=tagged, **options)
     yield "entities", with_entities(report, np.repeat(np.arange(100), 7))
     weights = rng.exponential(size=len(labels))
-    for name, own in (("one pass", None), ("one pass, weights", weights)):
-        states = CalibrationState(n_classes=10), CalibrationState(n_classes=10)
-        for state, each in zip(states, (probs, softer), strict=True):
-            state.update(each, labels, own)
-        yield (
-            name,
-            report_on_states(states[0], after=states[1], confidence_level=0.9, seed=3),
-        )
+    options = {"confidence_level": 0.9, "seed": 3}
+    yield (
+        "calibrated, weights",
+        calibration_report(
+            probs, labels, calibrated=softer, sample_weight=weights, **options
+        ),
+    )
     yield "decisions", hf_calib.decide(source, accuracy=0.5)
     yield (
         "calibration",

@@ -19,11 +19,20 @@ from numpy.typing import ArrayLike, NDArray
 from hf_calib._errors import check, did_you_mean
 from hf_calib.metrics import checks, kernel, ranking, scores, smooth, sums
 from hf_calib.metrics.checks import FloatArray, IntArray, check_type
-from hf_calib.metrics.sums import Binning, BinSums, Interval, SumMetric, mean_of
+from hf_calib.metrics.sums import (
+    Binning,
+    BinSums,
+    Interval,
+    SumMetric,
+    TopLabel,
+    mean_of,
+)
 
 MetricFunction = Callable[..., float]
 # Metrics with their options.
 Asked = Sequence[tuple[str | MetricFunction, dict[str, Any]]]
+# A metric of a sample that contains each of the N rows counts (N,) times.
+OfCounts = Callable[[FloatArray], float]
 # It draws labels and returns their metric.
 Simulation = Callable[[np.random.Generator], float]
 
@@ -157,9 +166,22 @@ def resampled_metrics(
     evaluate = [
         _of_counts(find_metric(name), probs, labels, options) for name, options in asked
     ]
-    blocks = sums.draw_counts(
-        len(probs), n_resamples, checks.check_draws(n_resamples, seed), groups
+    return resampled_values(
+        evaluate, len(probs), n_resamples=n_resamples, seed=seed, groups=groups
     )
+
+
+def resampled_values(
+    evaluate: Sequence[OfCounts],
+    n_rows: int,
+    *,
+    n_resamples: int,
+    seed: int,
+    groups: IntArray | None = None,
+) -> list[FloatArray]:
+    """The values (B,) of each function for the counts (N,) of the rows in B resamples."""
+    rng = checks.check_draws(n_resamples, seed)
+    blocks = sums.draw_counts(n_rows, n_resamples, rng, groups)
     found = [
         [each(counts) for each in evaluate] for block in blocks for counts in block
     ]
@@ -168,7 +190,7 @@ def resampled_metrics(
 
 def _of_counts(
     metric: Metric, probs: NDArray[Any], labels: NDArray[Any], options: dict[str, Any]
-) -> Callable[[FloatArray], float]:
+) -> OfCounts:
     """The metric of a sample that contains each of the N rows counts (N,) times."""
     top = sums.top_label(probs, labels)
     if metric.sums is not None:  # The function has accepted the options.
@@ -266,6 +288,17 @@ def consistency_test(
     simulate = _simulation(found, rows, options)
     errors = np.array([simulate(rng) for _ in range(n_resamples)])
     return _tested(value, _check_resamples(errors))
+
+
+def consistency_of_top(
+    top: TopLabel, *, n_bins: int, n_resamples: int, seed: int
+) -> ConsistencyTest:
+    """The test of the ECE of rows with a known top label."""
+    metric = sums.top_label_sums(n_bins)
+    simulate = _top_simulation(metric, top.confidence, n_bins, "uniform")
+    rng = np.random.default_rng(seed)
+    errors = np.array([simulate(rng) for _ in range(n_resamples)])
+    return _tested(metric(*top), errors)
 
 
 def _simulation(

@@ -17,7 +17,7 @@ from hf_calib.metrics.checks import (
     check_real,
     row_chunks,
 )
-from hf_calib.metrics.sums import top_label
+from hf_calib.metrics.sums import Norm, TopLabel, top_label
 
 # This is the authors' grid.
 BANDWIDTHS = np.concatenate([np.logspace(-5, -1, 15), np.linspace(0.2, 1, 5)])
@@ -75,13 +75,31 @@ def kde_calibration_error(
         fits = 1e-8 <= bandwidth < np.inf
         check(fits, "bandwidth to be finite and at least 1e-08", bandwidth, way_out)
     if kind == "top_label":
-        predicted, outcomes = (each[:, None] for each in top_label(checked, targets))
-    else:
-        predicted = checked.astype(np.float64)
-        outcomes = targets if targets.ndim == 2 else np.eye(checked.shape[1])[targets]
+        return kde_error(top_label(checked, targets), bandwidth=bandwidth, norm=norm)
+    predicted = checked.astype(np.float64)
+    outcomes = targets if targets.ndim == 2 else np.eye(checked.shape[1])[targets]
     points = predicted.clip(_MARGIN, 1 - _MARGIN)
-    if kind == "top_label":
-        points = np.hstack([points, 1 - points])
+    return _error(points, predicted, outcomes, bandwidth, norm)
+
+
+def kde_error(
+    top: TopLabel, *, bandwidth: float | None = None, norm: Norm = "l1"
+) -> float:
+    """The error of at least two rows with a known top label."""
+    predicted = top.confidence[:, None]
+    clipped = predicted.clip(_MARGIN, 1 - _MARGIN)
+    points = np.hstack([clipped, 1 - clipped])
+    return _error(points, predicted, top.correct[:, None], bandwidth, norm)
+
+
+def _error(
+    points: FloatArray,
+    predicted: FloatArray,
+    outcomes: FloatArray,
+    bandwidth: float | None,
+    norm: Norm,
+) -> float:
+    """The error of predictions (N, K) for outcomes (N, K) that are smoothed over points of the simplex."""
     if bandwidth is None:
         bandwidth = _choose_bandwidth(points)
     # The means around each point exclude its own outcome.

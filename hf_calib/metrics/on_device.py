@@ -183,7 +183,6 @@ class LogitSums:
         _scatter(rows, slots, used.double().expand_as(probs))
         _scatter(probabilities, slots, counted)
         _scatter(true_rows, slots.gather(1, classes), true.double())
-        self._sums["class_squares"] += counted.square().sum(dim=0)
 
     def _add(
         self, used: Tensor, predicted: Tensor, parts: list[Tensor]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import entr, log_softmax, logsumexp, softmax
+from scipy.special import digamma, entr, log_softmax, logsumexp, softmax
 
 from hf_calib._errors import check
 from hf_calib.metrics import checks
@@ -72,6 +72,23 @@ def mean_risk(top: TopLabel) -> float:
     """The AURC of rows with a known top label."""
     confidence = without_rounding(top.confidence)
     return float(risk_coverage_curve(confidence, top.correct).risk.mean())
+
+
+def area_of(ranked: FloatArray) -> float:
+    """The AURC of rows of which some count as tied.
+
+    `ranked` (3, K) are the numbers of rows with each of K confidences, the least first, the sums of these confidences,
+    and the numbers of correct rows.
+    """
+    counts, _, right = ranked[:, ::-1][:, ranked[0, ::-1] > 0]
+    wrong = counts - right
+    rows = np.cumsum(counts) - counts
+    errors = np.cumsum(wrong) - wrong
+    rate = wrong / counts
+    # The sum of 1 / k over the ranks k of tied rows, which share their errors.
+    inverse_ranks = digamma(rows + counts + 1) - digamma(rows + 1)
+    area = wrong + (errors - rate * rows) * inverse_ranks
+    return float(area.sum() / counts.sum())
 
 
 def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCoverage:

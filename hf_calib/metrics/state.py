@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import digamma
 
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib.metrics import checks
@@ -23,6 +22,7 @@ from hf_calib.metrics.sums import (
     add_to,
     binned_error,
     class_gaps,
+    equal_shares,
     terms_of,
     top_label_error,
     uniform_bins,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from hf_calib.metrics.on_device import LogitSums
 
-_FORMAT = "hf_calib CalibrationState 3"  # The last word is the version.
+_FORMAT = "hf_calib CalibrationState 4"  # The last word is the version.
 
 _LONGEST_HEADER = 100  # In bytes.
 _MOST_SENT = 2**21  # The most sums of bytes: 16 MiB, as of 17,000 classes in 15 bins.
@@ -83,68 +83,101 @@ def lower_is_better(log_key: str) -> bool:
 
 
 class RowScores(NamedTuple):
-    """The scores of a chunk of n rows; all fields but the first are (n,), or lists of such arrays; see `terms_of`."""
+    """The confidence, correctness and proper scores of n rows, each (n,), float64."""
 
-    columns: NDArray[Any]  # The probabilities (C, n).
-    weights: FloatArray | None
-    at_label: IntArray  # The index of each row's label in the columns.
-    at_top: IntArray  # The index of its first most probable class.
     confidence: FloatArray
-    in_bin: list[FloatArray]
-    scores: list[FloatArray]
+    correct: FloatArray  # 0.0 or 1.0
+    nll: FloatArray
+    brier: FloatArray
+    weights: FloatArray | None = None
+
+    def part(self, rows: slice) -> RowScores:
+        """The same columns for some of the rows."""
+        weights = None if self.weights is None else self.weights[rows]
+        return RowScores(
+            self.confidence[rows],
+            self.correct[rows],
+            self.nll[rows],
+            self.brier[rows],
+            weights,
+        )
+
+    def terms(self) -> tuple[list[FloatArray], list[FloatArray]]:
+        """The terms (n,) that the rows add to the bins and to the scores of `GroupSums`."""
+        ones = np.ones(len(self.confidence))
+        in_bin, scores = terms_of(ones, *self[:4])
+        if self.weights is not None:
+            in_bin = [self.weights * term for term in in_bin]
+            scores = [self.weights * term for term in scores]
+            scores[0] *= self.weights
+        return [ones, *in_bin], scores
+
+
+class ScoredChunk(NamedTuple):
+    """A chunk of n rows with their probabilities and scores."""
+
+    place: slice  # The rows among all.
+    columns: NDArray[Any]  # The probabilities (C, n).
+    labels: IntArray
+    predicted: IntArray  # The first most probable class of each row.
+    rows: RowScores
 
 
 def score_chunks(
     probs: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any] | None
-) -> Iterator[tuple[slice, RowScores]]:
+) -> Iterator[ScoredChunk]:
     """Score checked rows in chunks, which is fastest if columns of probs are contiguous (order F)."""
     for part in checks.row_chunks(len(probs), max(4, probs.shape[1])):
         columns = np.ascontiguousarray(probs[part].T)
-        n = columns.shape[1]
         confidence, predicted = winners(columns.T)
-        at_label, at_top = (
-            each * n + np.arange(n)
-            for each in (labels[part].astype(np.intp), predicted)
-        )
-        true = columns.reshape(-1)[at_label].astype(np.float64)
+        own = labels[part].astype(np.intp)
+        true = columns[own, np.arange(len(own))].astype(np.float64)
         squares = np.einsum("cn,cn->n", columns, columns, dtype=np.float64)
         nll = -np.log(np.maximum(true, SMALLEST_PROBABILITY))
         brier = np.maximum(squares - 2 * true + 1, 0)
-        ones, correct = np.ones(n), (at_top == at_label).astype(np.float64)
-        in_bin, scores = terms_of(ones, confidence, correct, nll, brier)
+        correct = (predicted == own).astype(np.float64)
         mass = None if weights is None else weights[part].astype(np.float64)
-        if mass is not None:
-            in_bin, scores = (
-                [mass * term for term in terms] for terms in (in_bin, scores)
-            )
-            scores[0] *= mass
-        yield (
-            part,
-            RowScores(
-                columns, mass, at_label, at_top, confidence, [ones, *in_bin], scores
-            ),
-        )
+        rows = RowScores(confidence, correct, nll, brier, mass)
+        yield ScoredChunk(part, columns, own, predicted, rows)
 
 
 def score_top_labels(
     confidence: FloatArray, correct: NDArray[Any], weights: FloatArray | None
 ) -> RowScores:
     """Score rows of which only the top label is known: as two classes, "correct" and "wrong"."""
-    n = len(confidence)
     right = correct.astype(np.float64)
     chance = np.where(right > 0, confidence, 1 - confidence)
     nll = -np.log(np.maximum(chance, SMALLEST_PROBABILITY))
-    ones = np.ones(n)
-    in_bin, scores = terms_of(ones, confidence, right, nll, 2 * (1 - chance) ** 2)
-    if weights is not None:
-        in_bin = [weights * term for term in in_bin]
-        scores = [weights * term for term in scores]
-        scores[0] *= weights
-    columns = confidence[None]
-    at_top = np.arange(n)
-    at_label = np.where(right > 0, at_top, n)
-    kept = [ones, *in_bin]
-    return RowScores(columns, weights, at_label, at_top, confidence, kept, scores)
+    return RowScores(confidence, right, nll, 2 * (1 - chance) ** 2, weights)
+
+
+def add_class_bins(class_bins: FloatArray, chunk: ScoredChunk) -> None:
+    """Add a chunk to sums (3, C, M) in the bins of each class: rows, probabilities and rows of the class."""
+    _, n_classes, n_bins = class_bins.shape
+    columns = chunk.columns
+    n = columns.shape[1]
+    flat = columns.reshape(-1)
+    own = np.ones(columns.shape)
+    masses = columns.astype(np.float64, copy=False)
+    if chunk.rows.weights is not None:
+        own *= chunk.rows.weights
+        masses = masses * chunk.rows.weights
+    terms = [own.reshape(-1), masses.reshape(-1)]
+    if n_classes > 3:
+        # Only the few probabilities above the first edge need a bin.
+        upper, bins = above_first_edge(flat, n_bins)
+        slots = bins + upper // n * n_bins
+        for sums, term in zip(class_bins[:2], terms, strict=True):
+            below = term.copy()
+            below[upper] = 0
+            sums[:, 0] += below.reshape(-1, n).sum(axis=1)
+        terms = [term[upper] for term in terms]
+    else:
+        slots = uniform_bins(flat, n_bins) + np.repeat(np.arange(n_classes) * n_bins, n)
+    add_to(class_bins[:2], slots, terms)
+    at_label = columns[chunk.labels, np.arange(n)]
+    of_label = uniform_bins(at_label, n_bins) + chunk.labels * n_bins
+    add_to(class_bins[2:], of_label, [own[0]])
 
 
 class GroupSums(NamedTuple):
@@ -162,8 +195,9 @@ class GroupSums(NamedTuple):
         """Add a chunk of n rows, each to its group (n,)."""
         n_bins = self.bins.shape[2]
         slots = groups * n_bins + uniform_bins(rows.confidence, n_bins)
-        add_to(self.bins, slots, rows.in_bin)
-        add_to(self.scores, groups, rows.scores)
+        in_bin, scores = rows.terms()
+        add_to(self.bins, slots, in_bin)
+        add_to(self.scores, groups, scores)
 
     def n_rows(self) -> IntArray:
         """The numbers of rows (G,)."""
@@ -226,9 +260,8 @@ def sum_shapes(
         "scores": (7, 1),
     }
     if by_class:
-        # Rows, probabilities and rows of the class in bins of each class's probability, then squared probabilities.
+        # Rows, probabilities and rows of the class in bins of each class's probability.
         shapes["class_bins"] = (3, n_classes, n_bins)
-        shapes["class_squares"] = (n_classes,)
     return shapes
 
 
@@ -266,9 +299,9 @@ class CalibrationState:
 
     Notes:
         A state has O(C M) sums, and counts of rows in 105,728 cells of the confidence p, within which $1 - p$ varies by
-        a factor of at most $1 + 2^{-12}$, or $1 + 2^{-8}$ if it is below $2^{-24}$. Equal-mass bins, quantiles and the
-        area under the risk-coverage curve are computed from these cells, and are close to those of the rows. The rows
-        of `update_logits` have two numbers each until they are merged or sent, so their adaptive ECE is exact.
+        a factor of at most $1 + 2^{-12}$, or $1 + 2^{-8}$ if it is below $2^{-24}$. Equal-mass bins are computed from
+        these cells, and are close to those of the rows. The rows of `update_logits` have two numbers each until they
+        are merged or sent, so their adaptive ECE is exact.
 
     >>> state = CalibrationState(n_classes=2)
     >>> state.update(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0]))
@@ -338,8 +371,8 @@ class CalibrationState:
         targets = checks.as_array("labels", labels)
         own = None if weights is None else checks.as_floats("weights", weights)
         checks.check_rows(rows, targets, own, self.n_classes)
-        for _, scores in score_chunks(rows, targets, own):
-            self.add_scores(scores)
+        for chunk in score_chunks(rows, targets, own):
+            self._add_chunk(chunk)
 
     def update_logits(
         self, logits: Tensor, labels: Tensor, *, multi_label: bool = False
@@ -388,55 +421,20 @@ class CalibrationState:
         parts = on_device.gathered(np.stack(self.top_label_rows))
         self._rows = TopLabel(*np.concatenate(parts, axis=1))
 
-    def add_scores(self, rows: RowScores) -> None:
+    def _add_chunk(self, chunk: ScoredChunk) -> None:
         """Add a chunk of checked and scored rows."""
-        _, mass, stated, _, right = rows.in_bin
-        ones = np.ones_like(mass)
+        confidence = chunk.rows.confidence
+        in_bin, scores = chunk.rows.terms()
+        _, mass, stated, _, right = in_bin
         sums = self.sums
-        add_to(sums["cells"], cells_of(rows.confidence), [mass, stated, right])
-        sums["scores"][:, 0] += [ones @ term for term in rows.scores]
+        add_to(sums["cells"], cells_of(confidence), [mass, stated, right])
+        ones = np.ones_like(mass)
+        sums["scores"][:, 0] += [ones @ term for term in scores]
+        slots = uniform_bins(confidence, self.n_bins)
         if self.by_class:
-            self._add_classes(rows)
-        else:
-            bins = uniform_bins(rows.confidence, self.n_bins)
-            add_to(sums["bins"], bins, rows.in_bin)
-
-    def _add_classes(self, rows: RowScores) -> None:
-        """Add a chunk of scored rows to the sums by class."""
-        mass = rows.in_bin[1]
-        n = len(mass)
-        flat = rows.columns.reshape(-1)
-        own = np.ones(rows.columns.shape)
-        masses = rows.columns.astype(np.float64, copy=False)
-        if rows.weights is not None:
-            own *= mass
-            masses = masses * mass
-        terms = [own.reshape(-1), masses.reshape(-1)]
-        class_bins = self.sums["class_bins"]
-        if self.n_classes > 3:
-            # Only the few probabilities above the first edge need a bin.
-            upper, bins = above_first_edge(flat, self.n_bins)
-            slots = bins + upper // n * self.n_bins
-            for sums, term in zip(class_bins[:2], terms, strict=True):
-                below = term.copy()
-                below[upper] = 0
-                sums[:, 0] += below.reshape(-1, n).sum(axis=1)
-            terms = [term[upper] for term in terms]
-            of_top = self._slots(flat, rows.at_top, n)
-            of_label = self._slots(flat, rows.at_label, n)
-        else:
-            first_slots = np.arange(self.n_classes) * self.n_bins
-            slots = uniform_bins(flat, self.n_bins) + np.repeat(first_slots, n)
-            of_top = slots[rows.at_top]
-            of_label = slots[rows.at_label]
-        add_to(class_bins[:2], slots, terms)
-        add_to(class_bins[2:], of_label, [mass])
-        add_to(self.sums["bins"], of_top, rows.in_bin)
-        self.sums["class_squares"] += np.einsum("cn,cn->c", rows.columns, masses)
-
-    def _slots(self, flat: NDArray[Any], places: IntArray, n: int) -> IntArray:
-        """The slots, class by class, of some places in the columns (C n,) of n rows."""
-        return uniform_bins(flat[places], self.n_bins) + places // n * self.n_bins
+            slots += chunk.predicted * self.n_bins
+            add_class_bins(sums["class_bins"], chunk)
+        add_to(sums["bins"], slots, in_bin)
 
     def merge(self, other: CalibrationState) -> CalibrationState:
         """Add the rows of another state to this one, and return this one, for use with `functools.reduce`."""
@@ -534,41 +532,7 @@ class CalibrationState:
     def equal_mass_bins(self) -> BinSums:
         """Return the sums (M,) of bins with equal shares of the rows; edges are between cells."""
         self._check_has_rows()
-        below = np.pad(np.cumsum(self.cells, axis=1), [(0, 0), (1, 0)])
-        n = below[0, -1]
-        ranks = np.arange(1, self.n_bins) * n / self.n_bins
-        if not self.weighted:
-            # This many rows are not above the papers' edge, which is the confidence of the last of them.
-            ranks = np.floor(ranks) + 1
-        # The whole cell of an edge counts as below it, because rows that tie with an edge do.
-        cuts = np.searchsorted(below[0, 1:], np.minimum(ranks, n)) + 1
-        return BinSums(*np.diff(below[:, [0, *cuts.clip(max=N_CELLS), N_CELLS]]))
-
-    def area_under_risk_coverage(self) -> float:
-        """Return the AURC of rows without weights; the errors of a cell are spread evenly over its rows."""
-        requirement = "area_under_risk_coverage to be computed on rows without weights"
-        check(not self.weighted, requirement, "weights", "compute it without weights")
-        counts, wrong = self._from_the_top()
-        rows = np.cumsum(counts) - counts
-        errors = np.cumsum(wrong) - wrong
-        rate = wrong / counts
-        # The sum of 1 / k over the ranks k of the rows of a cell.
-        inverse_ranks = digamma(rows + counts + 1) - digamma(rows + 1)
-        area = wrong + (errors - rate * rows) * inverse_ranks
-        return float(area.sum() / counts.sum())
-
-    def risk_coverage(self) -> tuple[FloatArray, FloatArray]:
-        """Return up to 1,000 points of the curve: the coverages, and the error rates of the kept rows."""
-        kept, errors = np.cumsum(self._from_the_top(), axis=1)
-        n_shown = min(1_000, len(kept))
-        shown = np.unique(np.linspace(0, len(kept) - 1, n_shown).astype(int))
-        return kept[shown] / kept[-1], errors[shown] / kept[shown]
-
-    def _from_the_top(self) -> FloatArray:
-        """The numbers of rows and of errors (2, cells) of the cells with rows, the most confident first."""
-        self._check_has_rows()
-        counts, _, right = self.cells[:, ::-1]
-        return np.stack([counts, counts - right])[:, counts > 0]
+        return equal_shares(self.cells, self.n_bins, weighted=self.weighted)
 
     def class_bins(self) -> BinSums:
         """Return the sums (C, M) in bins of each class's probability."""
@@ -580,16 +544,6 @@ class CalibrationState:
         )
         self._check_has_rows()
         return BinSums(*self.sums["class_bins"])
-
-    def classes(self) -> FloatArray:
-        """Return sums (7, C) of each class: its rows, its probabilities and their squares; and, of the rows where it is
-        predicted, their weights, the correct ones, the confidences and their squares."""
-        _, probabilities, true = (sums.sum(axis=1) for sums in self.class_bins())
-        _, mass, confidence, squares, right = self.sums["bins"].sum(axis=2)
-        own_squares = self.sums["class_squares"]
-        return np.stack(
-            [true, probabilities, own_squares, mass, right, confidence, squares]
-        )
 
     def to_bytes(self) -> bytes:
         """Return the state as bytes to send or store: a line of JSON and numbers; reading them executes no code."""
@@ -707,9 +661,6 @@ class CalibrationState:
     ) -> dict[str, Any]:
         mass, probabilities, true = self.sums["class_bins"]
         by_class = mass.sum(axis=1)
-        least, most = _squares_between(mass, probabilities, low, high)
-        squares = self.sums["class_squares"]
-        slack = _SLACK * by_class
         # Each row counts in every class or, of independent labels, each decision counts in its own class.
         is_softmax = bool(_is_same(by_class, total, total).all())
         of_rows = _is_same(by_class.sum(), total, total)
@@ -720,13 +671,10 @@ class CalibrationState:
             of_rows = _is_same(true.sum(), total, total)
             tolerance = checks.row_sum_tolerance(self.n_classes)
             of_rows &= off <= (tolerance + _SLACK) * total
-        is_large = squares >= least.sum(axis=1) - slack
-        is_small = squares <= most.sum(axis=1) + slack
         return {
             "rows of classes": (mass >= 0) & of_rows,
             "true rows of classes": (true >= 0) & (true <= mass * (1 + _SAME)),
             "probabilities of classes": _can_be(mass, probabilities, low, high),
-            "squared probabilities of classes": is_large & is_small,
         }
 
 

@@ -369,6 +369,24 @@ def bin_sums(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> BinSum
     return BinSums(*top_label_sums(n_bins, binning, "l2").sums(*top))
 
 
+def equal_shares(ranked: FloatArray, n_bins: int, *, weighted: bool) -> BinSums:
+    """The sums (M,) of bins with equal shares of the rows.
+
+    `ranked` (3, K) are the `BinSums` of rows with equal or nearly equal confidences, the least first.
+    """
+    n_groups = ranked.shape[1]
+    below = np.pad(np.cumsum(ranked, axis=1), [(0, 0), (1, 0)])
+    n = below[0, -1]
+    ranks = np.arange(1, n_bins) * n / n_bins
+    if not weighted:
+        # This many rows are not above the papers' edge, which is the confidence of the last of them.
+        ranks = np.floor(ranks) + 1
+    # The whole group of an edge counts as below it, because rows that tie with an edge do.
+    cuts = np.searchsorted(below[0, 1:], np.minimum(ranks, n)) + 1
+    cuts = cuts.clip(max=n_groups)
+    return BinSums(*np.diff(below[:, [0, *cuts, n_groups]]))
+
+
 def binned_error(
     sums: BinSums, n: Any, norm: Norm = "l1", *, debias: bool = False
 ) -> FloatArray:

@@ -2,11 +2,7 @@
 
 from hf_calib.metrics.sums import Interval
 from hf_calib.report.document import Document
-from hf_calib.report.making import (
-    calibration_report,
-    report_on_predictions,
-    report_on_states,
-)
+from hf_calib.report.making import calibration_report, report_on_predictions
 from hf_calib.report.measured import MEASURES, BinRow, ClassRow, Measure, Measured
 from hf_calib.report.multi_label import LABEL_MEASURES
 from hf_calib.report.report import CalibrationReport
@@ -40,6 +36,5 @@ __all__ = [
     "calibration_report",
     "ood_section",
     "report_on_predictions",
-    "report_on_states",
     "with_entities",
 ]

@@ -305,8 +305,8 @@ def warn(report: CalibrationReport) -> Iterator[str]:
     """Caveats: few examples, absent or rare classes, one bin, two classes."""
     before, several = report.before, report.multi_label
     noisy = "binned errors are noisy and biased upwards"
-    if before.state is not None and before.state.weighted:
-        effective = float(before.state.top_label.effective_rows()[0])
+    effective = before.effective
+    if effective is not None:
         if effective < _FEW_EXAMPLES:
             worth = f"As the weighted examples are worth only {effective:,.0f} unweighted ones"
             yield f"{worth}, {noisy}. Use the intervals."

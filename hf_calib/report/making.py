@@ -1,4 +1,4 @@
-"""The ways to a report: from arrays, from predictions, and from sums."""
+"""The ways to a report: from arrays, and from predictions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check
 from hf_calib._text import counted
-from hf_calib.metrics import CalibrationState, checks
+from hf_calib.metrics import brier_decomposition, checks
 from hf_calib.metrics.checks import FloatArray, row_chunks
 from hf_calib.metrics.multi_label import (
     UNKNOWN,
@@ -19,20 +19,15 @@ from hf_calib.metrics.multi_label import (
     check_decisions,
     negative_logs_of_decisions,
 )
-from hf_calib.metrics.scores import SMALLEST_PROBABILITY, negative_logs
-from hf_calib.metrics.state import (
-    GroupSums,
-    RowScores,
-    score_chunks,
-    score_top_labels,
-)
-from hf_calib.metrics.sums import Interval, TopLabel
+from hf_calib.metrics.scores import SMALLEST_PROBABILITY
+from hf_calib.metrics.state import GroupSums, score_top_labels
 from hf_calib.plots.style import check_class_names
 from hf_calib.predictions.predictions import Predictions, TopLabels
 from hf_calib.predictions.slices import slices_of
-from hf_calib.report.measured import MOST_SORTED, Measured, Settings, mean_change
+from hf_calib.report.measured import Measured, Settings, mean_change
 from hf_calib.report.multi_label import measure_labels
 from hf_calib.report.report import CalibrationReport
+from hf_calib.report.rows import Block, Rows, are_few
 from hf_calib.report.sections import (
     SliceSection,
     slice_section,
@@ -41,12 +36,11 @@ from hf_calib.report.sections import (
 )
 
 # The most multi-label decisions that all resamples read together, so that they take seconds.
-_DECISIONS_READ, _FEWEST_RESAMPLES = 3e7, 100
+_DECISIONS_READ = 3e7
+_FEWEST_RESAMPLES = 100
 _MOST_NATS = -np.log(SMALLEST_PROBABILITY)
-# More rows, or more probabilities, are summed: resamples would take minutes, or many times their memory.
-MOST_RESAMPLED = 200_000
-MOST_NUMBERS_RESAMPLED = 2**26  # 0.5 GB of float64.
-_BLOCK = 2**20  # The probabilities of summed rows that exist at a time.
+# The probabilities of many rows that exist at a time.
+_BLOCK = 2**20
 _TOP_ONLY = (
     "Only the confidence of the predicted class is known. What needs the probabilities of all classes is left out; the "
     "NLL and the Brier score of a slice are those of whether the prediction is correct."
@@ -113,68 +107,121 @@ def calibration_report(
         checks.check_n_bins(n_bins), confidence_level, n_resamples, seed
     )
     checks.check_draws(n_resamples, seed, confidence_level)
-    several, shares = np.ndim(labels) == 2, None
+    several = np.ndim(labels) == 2
     n_given = several + (soft_labels is not None) + (sample_weight is not None)
     requirement = (
         "at most one of labels (N, C), soft_labels and sample_weight to be given"
     )
-    check(
-        n_given <= 1,
-        requirement,
-        n_given,
-        "leave the others out, as they cannot be combined",
-    )
-    given = (
-        {"probs": probs}
-        if calibrated is None
-        else {"probs": probs, "calibrated": calibrated}
-    )
-    rows, states = list[Any](), list[Any]()
+    way_out = "leave the others out, as they cannot be combined"
+    check(n_given <= 1, requirement, n_given, way_out)
+    given = {"probs": probs}
+    if calibrated is not None:
+        given["calibrated"] = calibrated
     if several:
-        rows = [
-            check_decisions(each, labels, argument=argument)
-            for argument, each in given.items()
-        ]
-        targets: Any = np.where(rows[0].known, rows[0].true, UNKNOWN)
-        affordable = max(_FEWEST_RESAMPLES, int(_DECISIONS_READ // rows[0].probs.size))
-        settings = settings._replace(n_resamples=min(n_resamples, affordable))
-        names = check_class_names(class_names, rows[0].probs.shape[1])
-        states = [measure_labels(each, names, settings) for each in rows]
-        shares_of_rows = rows[0].known.sum(axis=1).astype(np.float64)
-        nats = [negative_logs_of_decisions(each) for each in rows]
-        notes = _notes_on_one_label(rows[0])
-    else:
-        way_out = "pass the calibrated probabilities of the same examples and classes"
-        for argument, each in given.items():
-            checks.check_shape(
-                argument, checks.as_array(argument, each), np.shape(probs), way_out
-            )
-            checked, targets = checks.check_probs_and_labels(each, labels)
-            rows.append(checked)
-        names = check_class_names(class_names, rows[0].shape[1])
-        weights = checks.check_weights(sample_weight, len(targets))
-        states = [
-            Measured.of_rows(each, targets, names, settings, weights) for each in rows
-        ]
-        shares_of_rows = np.ones(len(targets)) if weights is None else weights
-        nats = [negative_logs(each, targets) for each in rows]
-        notes = _notes_on_zeros(nats)
-    if soft_labels is not None:
-        soft = checks.check_soft_labels(soft_labels, rows[0].shape)
-        shares = soft_label_section(soft, targets, rows, settings)
-    before, after = [*states, None][:2]
+        return _report_on_labels(given, labels, settings, class_names, name)
+    way_out = "pass the calibrated probabilities of the same examples and classes"
+    states: list[NDArray[Any]] = []
+    for argument, each in given.items():
+        array = checks.as_array(argument, each)
+        checks.check_shape(argument, array, np.shape(probs), way_out)
+        checked, targets = checks.check_probs_and_labels(each, labels)
+        states.append(checked)
+    names = check_class_names(class_names, states[0].shape[1])
+    weights = _weights_that_differ(checks.check_weights(sample_weight, len(targets)))
+    all_rows = [_rows_of(each, targets, weights, settings.n_bins) for each in states]
+    # Without weights, entities and figures of the arrays can be made later.
+    kept = states if weights is None else [None] * len(states)
+    measured = [
+        Measured.of_rows(rows, names, settings, own)
+        for rows, own in zip(all_rows, kept, strict=True)
+    ]
+    report = _report_of(measured, names, settings, name, targets)
+    if soft_labels is None:
+        return report
+    soft = checks.check_soft_labels(soft_labels, states[0].shape)
+    section = soft_label_section(soft, targets, states, settings)
+    return replace(report, soft_labels=section)
+
+
+def _report_on_labels(
+    given: dict[str, ArrayLike],
+    labels: ArrayLike,
+    settings: Settings,
+    class_names: Sequence[str] | None,
+    name: str,
+) -> CalibrationReport:
+    """The report on several labels per row."""
+    states = [
+        check_decisions(each, labels, argument=argument)
+        for argument, each in given.items()
+    ]
+    first = states[0]
+    affordable = max(_FEWEST_RESAMPLES, int(_DECISIONS_READ // first.probs.size))
+    settings = settings._replace(n_resamples=min(settings.n_resamples, affordable))
+    names = check_class_names(class_names, first.probs.shape[1])
+    measured = [measure_labels(each, names, settings) for each in states]
     change = None
-    if after is not None:
-        change = mean_change(nats[0], nats[1], shares_of_rows, settings)
+    if len(states) > 1:
+        before, after = (negative_logs_of_decisions(each) for each in states)
+        n_known = first.known.sum(axis=1).astype(np.float64)
+        change = mean_change(before, after, n_known, settings)
     return CalibrationReport(
         name=str(name),
         class_names=names,
-        before=before,
+        before=measured[0],
+        after=measured[1] if len(measured) > 1 else None,
+        nll_change=change,
+        settings=settings,
+        labels=np.where(first.known, first.true, UNKNOWN),
+        notes=_notes_on_one_label(first),
+    )
+
+
+def _rows_of(
+    probs: NDArray[Any], labels: NDArray[Any], weights: FloatArray | None, n_bins: int
+) -> Rows:
+    """Checked arrays as scored rows."""
+    parts = None
+    if are_few(*probs.shape):
+        parts = brier_decomposition(probs, labels, n_bins=n_bins, sample_weight=weights)
+    block = (0, probs, labels, weights)
+    return Rows.of_blocks([block], probs.shape, n_bins, parts)
+
+
+def _weights_that_differ(weights: FloatArray | None) -> FloatArray | None:
+    """The weights, or None if all are 1, as without weights."""
+    if weights is None or bool((weights == 1).all()):
+        return None
+    return weights
+
+
+def _report_of(
+    measured: Sequence[Measured],
+    names: tuple[str, ...],
+    settings: Settings,
+    name: str,
+    labels: NDArray[Any] | None,
+) -> CalibrationReport:
+    """The report on rows before and perhaps after calibration."""
+    rows: list[Any] = [each.rows for each in measured]
+    nats = [each.scores.nll for each in rows]
+    notes: tuple[str, ...] = (_TOP_ONLY,)
+    if labels is not None:
+        notes = _notes_on_zeros(nats)
+    after = None
+    change = None
+    if len(measured) > 1:
+        after = measured[1]
+        if labels is not None:
+            change = mean_change(nats[0], nats[1], rows[0].weights, settings)
+    return CalibrationReport(
+        name=str(name),
+        class_names=names,
+        before=measured[0],
         after=after,
         nll_change=change,
         settings=settings,
-        labels=targets,
-        soft_labels=shares,
+        labels=labels,
         notes=notes,
     )
 
@@ -201,34 +248,6 @@ def _notes_on_zeros(nats: Sequence[FloatArray]) -> tuple[str, ...]:
     )
 
 
-def report_on_states(
-    state: CalibrationState,
-    *,
-    after: CalibrationState | None = None,
-    class_names: tuple[str, ...] | None = None,
-    name: str = "model",
-    confidence_level: float = 0.95,
-    seed: int = 0,
-) -> CalibrationReport:
-    """The report on summed rows, also after a calibrator that was fitted on other rows."""
-    names = class_names or tuple(map(str, range(state.n_classes)))
-    settings = Settings(state.n_bins, confidence_level, seed=seed)
-    before = Measured.of_state(state, names, settings)
-    final = None
-    change = None
-    if after is not None:
-        final = Measured.of_state(after, names, settings)
-        change = Interval(final.metrics["nll"].value - before.metrics["nll"].value)
-    return CalibrationReport(
-        name=name,
-        class_names=names,
-        before=before,
-        after=final,
-        nll_change=change,
-        settings=settings,
-    )
-
-
 def report_on_predictions(
     predictions: Predictions | TopLabels,
     name: str,
@@ -241,15 +260,13 @@ def report_on_predictions(
     """`calibration_report` on predictions and their weights, also after a scaler that was fitted on other rows.
 
     The report has a section for each of their columns `by`, and one on the entities of tokens. Soft labels (N, C) are
-    of the same examples, and class names are those of the data, or None for those of the predictions. More rows than
-    can be resampled in seconds are summed.
+    of the same examples, and class names are those of the data, or None for those of the predictions.
     """
+    settings = Settings(n_bins)
+    are_whole = soft_labels is not None or predictions.sentences is not None
     if isinstance(predictions, TopLabels):
-        report = _report_on_top_labels(predictions, name, Settings(n_bins), scaler)
-    elif _are_many(predictions) and soft_labels is None:
-        names = tuple(class_names or predictions.names)
-        report = _report_on_many(predictions, name, names, Settings(n_bins), scaler)
-    else:
+        report = _report_on_top_labels(predictions, name, settings, scaler)
+    elif predictions.kind.sigmoid or are_whole or are_few(*predictions.scores.shape):
         calibrated = None
         if scaler is not None:
             calibrated = scaler.predict_proba(predictions.as_logits())
@@ -263,23 +280,21 @@ def report_on_predictions(
             class_names=class_names or predictions.class_names,
             name=name,
         )
+    else:
+        names = check_class_names(
+            class_names or predictions.names, predictions.n_classes
+        )
+        report = _report_on_many(predictions, name, names, settings, scaler)
     if predictions.by:
+        rows = report.final.rows
         sections = [
-            _slices(predictions, column, Settings(n_bins), scaler)
-            for column in predictions.by
+            _slices(rows, column, values, settings)
+            for column, values in predictions.by.items()
         ]
         report = replace(report, slices=tuple(sections))
     if predictions.sentences is None:
         return report
     return with_entities(report, predictions.sentences)
-
-
-def _are_many(predictions: Predictions) -> bool:
-    """Whether rows with one label each are too many to resample."""
-    if predictions.kind.sigmoid or predictions.sentences is not None:
-        return False
-    n_rows = len(predictions)
-    return n_rows > MOST_RESAMPLED or predictions.scores.size > MOST_NUMBERS_RESAMPLED
 
 
 def _report_on_many(
@@ -289,104 +304,50 @@ def _report_on_many(
     settings: Settings,
     scaler: Any,
 ) -> CalibrationReport:
-    """The report on rows that are summed."""
-    before, nats = _summed(predictions, names, settings, None)
-    all_nats = [nats]
-    after = None
-    change = None
-    if scaler is not None:
-        after, nats_after = _summed(predictions, names, settings, scaler)
-        all_nats.append(nats_after)
-        weights = predictions.weights
-        shares = np.ones(len(nats)) if weights is None else weights
-        change = mean_change(nats, nats_after, shares, settings)
-    return CalibrationReport(
-        name=str(name),
-        class_names=check_class_names(names, predictions.n_classes),
-        before=before,
-        after=after,
-        nll_change=change,
-        settings=settings,
-        notes=_notes_on_zeros(all_nats),
-    )
+    """The report on rows whose probabilities, as float64, are not all held at once."""
+    measured = []
+    for own in (None,) if scaler is None else (None, scaler):
+        rows = Rows.of_blocks(
+            _blocks(predictions, own), predictions.scores.shape, settings.n_bins
+        )
+        measured.append(Measured.of_rows(rows, names, settings))
+    return _report_of(measured, names, settings, name, predictions.labels)
 
 
-def _summed(
-    predictions: Predictions, names: tuple[str, ...], settings: Settings, scaler: Any
-) -> tuple[Measured, FloatArray]:
-    """The metrics of sums and of the top labels, and the negative log-likelihood (N,) of each row."""
-    n_rows = len(predictions)
-    state = CalibrationState(n_classes=predictions.n_classes, n_bins=settings.n_bins)
-    top = TopLabel(np.empty(n_rows), np.empty(n_rows))
-    nats = np.empty(n_rows)
-    for block, rows, probs in _blocks(predictions, scaler):
-        if scaler is not None:
-            checks.check_rows(probs, rows.labels, rows.weights, state.n_classes)
-        nats[block] = negative_logs(probs, rows.labels)
-        for part, scores in score_chunks(probs, rows.labels, rows.weights):
-            state.add_scores(scores)
-            own = slice(block.start + part.start, block.start + part.stop)
-            top.confidence[own] = scores.confidence
-            top.correct[own] = scores.at_top == scores.at_label
-    is_sorted = predictions.weights is None and n_rows <= MOST_SORTED
-    return Measured.of_state(state, names, settings, top if is_sorted else None), nats
-
-
-def _report_on_top_labels(
-    rows: TopLabels, name: str, settings: Settings, scaler: Any
-) -> CalibrationReport:
-    """The report on rows whose other probabilities are unknown."""
-    correct = rows.correct.astype(np.float64)
-    before = Measured.of_top_labels(
-        TopLabel(rows.confidence, correct), settings, rows.weights
-    )
-    after = None
-    if scaler is not None:
-        confidence = scaler.predict_proba(rows.as_logits())[:, 1]
-        top = TopLabel(confidence, correct)
-        after = Measured.of_top_labels(top, settings, rows.weights)
-    return CalibrationReport(
-        name=str(name),
-        class_names=(),
-        before=before,
-        after=after,
-        settings=settings,
-        notes=(_TOP_ONLY,),
-    )
-
-
-def _blocks(
-    predictions: Predictions | TopLabels, scaler: Any
-) -> Iterator[tuple[slice, Any, Any]]:
-    """The places, the rows and the probabilities of blocks, after a scaler if there is one."""
-    plain = replace(predictions, by={}, validate=False)
+def _blocks(predictions: Predictions, scaler: Any) -> Iterator[Block]:
+    """Blocks of rows, after a scaler if there is one."""
+    weights = _weights_that_differ(predictions.weights)
+    plain = replace(predictions, by={}, weights=weights, validate=False)
     for block in row_chunks(len(plain), plain.n_classes, elements=_BLOCK):
         rows = plain.select(block)
         if scaler is None:
             probs = rows.probabilities()
         else:
             probs = scaler.predict_proba(rows.as_logits())
-        yield block, rows, probs
+            checks.check_rows(probs, rows.labels, rows.weights, plain.n_classes)
+        yield block.start, probs, rows.labels, rows.weights
 
 
-def _slices(
-    predictions: Predictions | TopLabels, column: str, settings: Settings, scaler: Any
-) -> SliceSection:
+def _report_on_top_labels(
+    predictions: TopLabels, name: str, settings: Settings, scaler: Any
+) -> CalibrationReport:
+    """The report on rows whose other probabilities are unknown."""
+    confidences = [predictions.confidence]
+    if scaler is not None:
+        confidences.append(scaler.predict_proba(predictions.as_logits())[:, 1])
+    weights = _weights_that_differ(predictions.weights)
+    measured = []
+    for confidence in confidences:
+        scores = score_top_labels(confidence, predictions.correct, weights)
+        rows = Rows.of_top(scores, settings.n_bins)
+        measured.append(Measured.of_rows(rows, (), settings))
+    return _report_of(measured, (), settings, name, None)
+
+
+def _slices(rows: Any, column: str, values: Any, settings: Settings) -> SliceSection:
     """The section on the rows with each value of a column or, of many numbers, in each fifth."""
-    names, codes = slices_of(column, predictions.by[column])
+    names, codes = slices_of(column, values)
     groups = GroupSums.empty(len(names), settings.n_bins)
-    for block, rows, probs in _blocks(predictions, scaler):
-        for part, scores in _scored(rows, probs):
-            groups.add(scores, codes[block][part])
+    for part in row_chunks(len(rows), elements=_BLOCK):
+        groups.add(rows.scores.part(part), codes[part])
     return slice_section(column, names, groups, settings)
-
-
-def _scored(
-    rows: Predictions | TopLabels, probs: Any
-) -> Iterator[tuple[slice, RowScores]]:
-    """Chunks of scored rows."""
-    if isinstance(rows, TopLabels):
-        scores = score_top_labels(probs[:, 1], rows.correct, rows.weights)
-        yield slice(None), scores
-    else:
-        yield from score_chunks(probs, rows.labels, rows.weights)

@@ -19,8 +19,9 @@ from hf_calib.metrics.multi_label import (
 )
 from hf_calib.metrics.sums import BinSums, Interval, interval_of, uniform_bins
 from hf_calib.plots.binned import OF_LABELS, all_labels_reliability, classes_of_sums
+from hf_calib.report.chance import Coins
 from hf_calib.report.document import Cells, cell
-from hf_calib.report.measured import Coins, Measured, Overall, Settings, bin_rows
+from hf_calib.report.measured import Measured, Overall, Settings, bin_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +106,7 @@ def measure_labels(
     gaps, sizes = np.where(known, probs - true, 0).sum(axis=1), known.sum(axis=1)
     n_known, n_true = known.sum(axis=0), (known & true).sum(axis=0)
     stated = np.where(known, probs, 0)
-    of_labels = Coins.of(stated)
+    of_labels = Coins.of_columns(stated.T)
     labels = tuple(
         LabelMeasurements(
             name=name,

@@ -10,12 +10,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hf_calib import plots
 from hf_calib._files import whole_folder
 from hf_calib._text import counted
-from hf_calib.metrics.sums import Interval, top_label
+from hf_calib.metrics.checks import FloatArray
+from hf_calib.metrics.sums import Interval
 from hf_calib.plots.binned import classes_of_sums, reliability_of_sums
 from hf_calib.plots.curves import risk_coverage_of_curves
+from hf_calib.plots.style import some_points
 from hf_calib.report import document, multi_label, sections
 from hf_calib.report.diagnosis import claims, diagnose, verdict, warn
 from hf_calib.report.document import (
@@ -29,7 +33,13 @@ from hf_calib.report.document import (
     Table,
     draw,
 )
-from hf_calib.report.measured import ECE_INTERVALS, MEASURES, Measured, Settings
+from hf_calib.report.measured import (
+    ECE_INTERVALS,
+    MEASURES,
+    Measured,
+    Settings,
+)
+from hf_calib.report.rows import MOST_SORTED, Rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,10 +99,10 @@ class CalibrationReport:
     class_names: tuple[str, ...]
     before: Measured
     after: Measured | None = None
-    # The NLL after minus before; paired with an interval unless the rows were summed.
+    # The NLL after minus before, with its paired interval; None if only top labels are known.
     nll_change: Interval | None = None
     settings: Settings
-    # (N,) int; with several labels per row (N, C) of 1, 0 and -100; None for summed rows.
+    # (N,) int; with several labels per row (N, C) of 1, 0 and -100; None if only top labels are known.
     labels: Any = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()  # further caveats, which come first in the warnings
     about: Mapping[str, Any] = field(
@@ -178,10 +188,8 @@ class CalibrationReport:
                 "kind": "multi_label",
                 "n_decisions": self.before.overall.n_examples,
             }
-        state = self.before.state
-        if state is not None:
-            kind = {"kind": "sums", "weighted": state.weighted}
-            kind["effective_rows"] = state.top_label.effective_rows()[0]
+        if self.before.effective is not None:
+            kind = {"weighted": True, "effective_rows": self.before.effective}
         record = {
             **kind,
             "name": self.name,
@@ -250,8 +258,9 @@ class CalibrationReport:
                 counted(len(self.class_names), "label"),
                 counted(n_decisions, "decision"),
             ]
-        is_held = self.before.state is None
-        drawn = f" from {counted(n_resamples, 'resample')}" if is_held else " from sums"
+        drawn = " with normal ones of means"
+        if self.before.are_resampled:
+            drawn = f" from {counted(n_resamples, 'resample')}"
         end = "" if self.multi_label else f" {ECE_INTERVALS}"
         intervals = f"{self.settings.level} intervals{drawn}, seed {seed}.{end}"
         return f"{of and f'{of}: '}{', '.join(counts)}, {counted(n_bins, 'bin')}; {intervals}"
@@ -277,33 +286,38 @@ class CalibrationReport:
         """Sentences on how to read the tables, and on metrics that they leave out."""
         if self.multi_label:
             return list(multi_label.FOOTNOTES)
-        state = self.before.state
+        kind = "bootstrap" if self.before.are_resampled else "normal"
         notes = [
             "Noise makes every calibration error larger, and more so with fewer examples. ECEs have intervals by test "
-            f"inversion, other errors have none, and other metrics {'bootstrap' if state is None else 'normal'} ones.",
+            f"inversion, other errors have none, and other metrics {kind} ones.",
             "A gap is confidence minus accuracy, above 0 if over-confident. p is the probability of a gap at least as "
             "large if the true gap is 0, without a correction for the number of rows. The classwise ECE of a class is "
             "the mean distance, over bins, between its probability and its frequency, and has no sign.",
         ]
-        if state is None:
-            slow = "The kernel ECE is computed for 2 to 2,000 examples. The area under the risk-coverage curve is "
-            return [
-                *notes,
-                f"{slow}resampled at most 200 times, and not above 200,000 examples.",
-            ]
-        missing = "; ".join(
-            self._titles[key] for key in MEASURES if key not in self.before.metrics
+        if self.before.are_resampled:
+            notes.append(
+                "The kernel ECE is computed for 2 to 2,000 examples. The area under the risk-coverage curve is "
+                "resampled at most 200 times, and not above 200,000 examples."
+            )
+            return notes
+        notes.append(
+            "Examples are not resampled if they have weights, or if they are more than 200,000 or have more than "
+            "67,108,864 probabilities."
         )
-        notes += [
-            "The sums are over all rows and exact. With weights, and with more than 1,000,000 examples, the adaptive "
-            "ECE and the area under the risk-coverage curve are from counts of confidences in 105,728 cells; "
-            "confidences in one cell count as equal.",
-            "Examples are summed, and not resampled, if they have weights, or if they are more than 200,000 or have "
-            "more than 67,108,864 probabilities.",
-            f"Left out, because they need resamples or all rows at once, or have no weighted form: {missing}.",
+        if self.n_examples > MOST_SORTED:
+            notes.append(
+                "With more than 1,000,000 examples, the adaptive ECE and the area under the risk-coverage curve are "
+                "from counts of confidences in 105,728 cells; confidences in one cell count as equal."
+            )
+        missing = [
+            self._titles[key] for key in MEASURES if key not in self.before.metrics
         ]
-        if state.weighted:
-            effective = float(state.top_label.effective_rows()[0])
+        notes.append(
+            "Left out, because they take too long for so many examples, or have no weighted form: "
+            f"{'; '.join(missing)}."
+        )
+        effective = self.before.effective
+        if effective is not None:
             notes.append(
                 f"The weighted examples are worth {effective:,.0f} unweighted ones, (sum of weights)^2 / (sum of "
                 "squared weights), the number for intervals and tests (Kish 1965). The examples of a bin are rows; "
@@ -396,7 +410,7 @@ class CalibrationReport:
         """Matplotlib figures by name, drawn when this is called; see `hf_calib.plots` for each."""
         if self.multi_label:
             return multi_label.draw_labels(self)
-        found = _draw_rows(self) if self.before.state is None else _draw_states(self)
+        found = _draw(self)
         for each in self.parts:
             found |= each.figures(self.settings.n_bins)
         return found
@@ -419,46 +433,36 @@ class CalibrationReport:
         return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40rem; border: 0"></iframe>'
 
 
-def _draw_rows(report: CalibrationReport) -> dict[str, Figure]:
-    """The figures by name, of rows in memory."""
-    n_bins, level, _, seed = report.settings
-    probs, labels, names = report.final.probs, report.labels, report.class_names
-    panels = {
-        name: each.top or top_label(each.probs, labels)
-        for name, each in report.panels.items()
-    }
-    found = {
-        "reliability": plots.reliability_diagram(panels, n_bins=n_bins),
-        "smooth_reliability": plots.smooth_reliability_diagram(
-            panels, confidence_level=level, seed=seed
-        ),
-        "corp": plots.corp_diagram(panels, seed=seed),
-        "confidence_histogram": plots.confidence_histogram(panels),
-        "risk_coverage": plots.risk_coverage_diagram(panels),
-    }
-    if probs is not None:
-        found["classwise"] = plots.class_reliability_grid(
-            probs, labels, class_names=names, n_bins=n_bins
+def _draw(report: CalibrationReport) -> dict[str, Figure]:
+    """The figures by name of rows with one label each."""
+    _, level, _, seed = report.settings
+    rows: dict[str, Any] = {name: each.rows for name, each in report.panels.items()}
+    tops = {name: each.top for name, each in rows.items()}
+    bins = {name: each.bins("uniform") for name, each in rows.items()}
+    n_rows = {name: len(each) for name, each in rows.items()}
+    found = {"reliability": reliability_of_sums({"": bins}, n_rows=n_rows)}
+    final: Rows = [*rows.values()][-1]
+    if not final.are_sorted:
+        curves = {name: _risk_curve(each) for name, each in rows.items()}
+        found["risk_coverage"] = risk_coverage_of_curves(curves)
+    else:
+        found["risk_coverage"] = plots.risk_coverage_diagram(tops)
+        found["smooth_reliability"] = plots.smooth_reliability_diagram(
+            tops, confidence_level=level, seed=seed
         )
-    return found
+        found["corp"] = plots.corp_diagram(tops, seed=seed)
+        found["confidence_histogram"] = plots.confidence_histogram(tops)
+    if final.classes is not None:
+        found["classwise"] = classes_of_sums(final.classes.bins, report.class_names)
+    return {name: found[name] for name in _CAPTIONS if name in found}
 
 
-def _draw_states(report: CalibrationReport) -> dict[str, Figure]:
-    """The figures by name, of summed rows."""
-    states = {
-        name: each.state
-        for name, each in report.panels.items()
-        if each.state is not None
-    }
-    bins = {"": {name: state.bins for name, state in states.items()}}
-    curves = {name: state.risk_coverage() for name, state in states.items()}
-    n_rows = {name: state.n_rows for name, state in states.items()}
-    found = {
-        "reliability": reliability_of_sums(bins, n_rows=n_rows),
-        "risk_coverage": risk_coverage_of_curves(curves),
-    }
-    last = [*states.values()][-1]
-    if last.by_class:
-        classes = last.class_bins()
-        found["classwise"] = classes_of_sums(classes, report.class_names)
-    return found
+def _risk_curve(rows: Rows) -> tuple[FloatArray, FloatArray]:
+    """The coverages, and the error rates of the kept weights, most confident first."""
+    counts, _, right = rows.by_confidence()[:, ::-1]
+    kept = np.cumsum(counts)
+    errors = np.cumsum(counts - right)
+    # A row without weight before all others has no rate.
+    used = np.flatnonzero(kept > 0)
+    shown = used[some_points(len(used))]
+    return kept[shown] / kept[-1], errors[shown] / kept[shown]

@@ -16,24 +16,31 @@ from scipy.special import entr, ndtr
 from hf_calib import plots
 from hf_calib._text import counted
 from hf_calib.decisions.promise import TITLES
+from hf_calib.metrics import classwise_calibration_error
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities
 from hf_calib.metrics.intervals import holm, interval_of_bins
 from hf_calib.metrics.ranking import OOD_SCORES, OodDetection, ood_detection
+from hf_calib.metrics.scores import distances, negative_logs, squared_distances
 from hf_calib.metrics.state import GroupSums
-from hf_calib.metrics.sums import BinSums, Interval, binned_error
+from hf_calib.metrics.sums import (
+    BinSums,
+    Interval,
+    binned_error,
+    top_label,
+    top_label_error,
+)
 from hf_calib.plots.rows import slice_diagram
 from hf_calib.report import document
+from hf_calib.report.chance import Coins, gap_interval
 from hf_calib.report.document import Block, Bullets, Cells, Section, Table
 from hf_calib.report.measured import (
     MEASURES,
-    Coins,
-    Measure,
     Settings,
-    measure_all,
-    score_interval,
-    variance_of_gaps,
+    bootstrapped,
+    mean_of_counts,
 )
+from hf_calib.report.rows import are_few
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -256,17 +263,15 @@ def ood_section(
 
 
 _TRUE = "true_calibration_error"
-#: The metrics against the labels of several annotators: key -> measure; noise makes binned errors larger.
-SOFT_MEASURES: dict[str, Measure] = {
-    "accuracy": replace(
-        MEASURES["accuracy"], title="Mean share of the predicted class"
-    ),
-    **{
-        key: replace(MEASURES[key], interval="none")
-        for key in ("ece", "adaptive_ece", "classwise_ece")
-    },
-    _TRUE: Measure("True calibration error, by example", _TRUE, interval="bootstrap"),
-    **{key: MEASURES[key] for key in ("brier", "nll")},
+#: The metrics against the labels of several annotators, by key; noise makes binned errors larger.
+SOFT_MEASURES: dict[str, str] = {
+    "accuracy": "Mean share of the predicted class",
+    "ece": MEASURES["ece"].title,
+    "adaptive_ece": MEASURES["adaptive_ece"].title,
+    "classwise_ece": MEASURES["classwise_ece"].title,
+    _TRUE: "True calibration error, by example",
+    "brier": MEASURES["brier"].title,
+    "nll": MEASURES["nll"].title,
 }
 
 
@@ -276,7 +281,7 @@ class SoftLabelSection(ReportSection):
 
     caption = "Metrics against soft labels, with {level} intervals"
     title, corner = "Against soft labels", "against soft labels"
-    titles: ClassVar = {key: measure.title for key, measure in SOFT_MEASURES.items()}
+    titles: ClassVar[Mapping[str, str]] = SOFT_MEASURES
 
     n_examples: int
     agreement: (
@@ -316,10 +321,34 @@ def soft_label_section(
     """Measure probabilities (N, C), before and perhaps after, against soft labels (N, C) of `check_soft_labels`."""
     agreement = float((soft_labels.argmax(axis=1) == labels).mean())
     entropy = float(entr(np.clip(soft_labels, 0, 1)).sum(axis=1).mean())
-    found = [
-        measure_all(probs, soft_labels, settings, SOFT_MEASURES)[0] for probs in states
-    ]
+    found = [_against(soft_labels, probs, settings) for probs in states]
     return SoftLabelSection(len(labels), agreement, entropy, *found)
+
+
+def _against(
+    soft_labels: FloatArray, probs: NDArray[Any], settings: Settings
+) -> dict[str, Interval]:
+    """The metrics of probabilities (N, C) against soft labels (N, C), by key."""
+    n_bins = settings.n_bins
+    top = top_label(probs, soft_labels)
+    classwise = classwise_calibration_error(probs, soft_labels, n_bins=n_bins)
+    adaptive = top_label_error(top, n_bins=n_bins, binning="quantile")
+    means = {
+        _TRUE: distances(probs, soft_labels),
+        "brier": squared_distances(probs, soft_labels),
+        "nll": negative_logs(probs, soft_labels),
+    }
+    found = {
+        "accuracy": settings.of_frequency(float(top.correct.mean()), len(probs)),
+        "ece": Interval(top_label_error(top, n_bins=n_bins)),
+        "adaptive_ece": Interval(adaptive),
+        "classwise_ece": Interval(classwise),
+    }
+    found |= {key: Interval(float(values.mean())) for key, values in means.items()}
+    if are_few(*probs.shape):
+        evaluate = {key: mean_of_counts(values) for key, values in means.items()}
+        found |= bootstrapped(evaluate, found, len(probs), settings)
+    return {key: found[key] for key in SOFT_MEASURES}
 
 
 _SHOWN = 20
@@ -456,17 +485,21 @@ def slice_section(
         squares = float(groups.bins[3, group].sum()) * effective[group] / masses[group]
         confidence = stated / n
         accuracy = right / n
-        stated_variance = max(stated - squares, 0.0) / n
-        observed = float(errors[group]) ** 2 * n
-        variance = variance_of_gaps(confidence, accuracy, stated_variance, observed)
-        ends = score_interval(confidence, accuracy, variance, settings.z**2 / n)
+        gap, _ = gap_interval(
+            confidence,
+            accuracy,
+            stated=max(stated - squares, 0.0) / n,
+            error=float(errors[group]),
+            effective=n,
+            z=settings.z,
+        )
         found = Slice(
             name=names[group],
             n_rows=int(n_rows[group]),
             share=float(masses[group] / masses.sum()),
             accuracy=accuracy,
             confidence=confidence,
-            gap=Interval(confidence - accuracy, *ends),
+            gap=gap,
             ece=interval_of_bins(
                 own, **settings._replace(n_resamples=_RESAMPLES).drawing
             ),

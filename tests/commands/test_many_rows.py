@@ -14,7 +14,7 @@ from hf_calib import InputError, metrics
 from hf_calib.commands.options import calibrate, evaluate
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions import load_predictions
-from hf_calib.report import making
+from hf_calib.report import making, rows
 from hf_calib.scaling import Scaler, TemperatureScaling
 from tests.helpers.commands import assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def few_are_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if these were more rows than are resampled."""
-    monkeypatch.setattr(making, "MOST_RESAMPLED", 1_000)
+    monkeypatch.setattr(rows, "MOST_RESAMPLED", 1_000)
     monkeypatch.setattr(making, "_BLOCK", 3_000)
 
 
@@ -69,7 +69,7 @@ def label_ids(table: pandas.DataFrame) -> np.ndarray:
 
 class TestEvaluate:
     @pytest.mark.usefixtures("few_are_resampled")
-    def test_rows_that_are_summed(self, folder: Path, tmp_path: Path) -> None:
+    def test_rows_that_are_not_resampled(self, folder: Path, tmp_path: Path) -> None:
         result = call("evaluate", folder, "--output", tmp_path / "out")
         assert result.exit_code == 0, result.output
         assert "4,000 examples in 5 files, 3 classes" in result.stdout
@@ -94,23 +94,23 @@ class TestEvaluate:
         single = tmp_path / "one.csv"
         table.to_csv(single, index=False)
         again = called_for_json("evaluate", single)
-        assert again["kind"] == "sums"
+        assert again["before"]["metrics"]["nll"]["n_resamples"] == 0
         for key, metric in ours.items():
             assert again["before"]["metrics"][key]["value"] == pytest.approx(
                 metric["value"], abs=1e-7
             )
 
-    def test_the_report_on_summed_rows_is_that_on_resampled_ones(
+    def test_the_report_without_resamples_is_that_with_them(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Where both have a number; also of slices, after a calibrator, and of the change."""
         found = load_predictions(folder)
         scaler = TemperatureScaling().fit(found.as_logits(), found.labels)
         whole = making.report_on_predictions(found, "a", 15, scaler)
-        monkeypatch.setattr(making, "MOST_NUMBERS_RESAMPLED", 11_999)
+        monkeypatch.setattr(rows, "MOST_NUMBERS_RESAMPLED", 11_999)
         monkeypatch.setattr(making, "_BLOCK", 5_000)
         summed = making.report_on_predictions(found, "a", 15, scaler)
-        assert summed.before.state is not None
+        assert not summed.before.are_resampled
         words = "Over-confident by"
         assert summed.verdict.startswith(words) == whole.verdict.startswith(words)
         assert summed.nll_change == pytest.approx(whole.nll_change, rel=1e-9)
@@ -133,13 +133,13 @@ class TestEvaluate:
         assert [each["column"] for each in found["slices"]] == ["country", "length"]
         assert len(found["slices"][1]["slices"]) == 5
         for each in found["slices"][0]["slices"]:
-            rows = table[table["country"] == each["name"]]
-            assert each["n_rows"] == len(rows)
-            logs = -np.log(probabilities(rows)[np.arange(len(rows)), label_ids(rows)])
+            own = table[table["country"] == each["name"]]
+            assert each["n_rows"] == len(own)
+            logs = -np.log(probabilities(own)[np.arange(len(own)), label_ids(own)])
             assert each["nll"]["value"] == pytest.approx(
-                np.average(logs, weights=rows["w"]), rel=1e-9
+                np.average(logs, weights=own["w"]), rel=1e-9
             )
-            assert each["share"] == pytest.approx(rows["w"].sum() / table["w"].sum())
+            assert each["share"] == pytest.approx(own["w"].sum() / table["w"].sum())
         assert found["weighted"]
         assert found["effective_rows"] == pytest.approx(
             table["w"].sum() ** 2 / (table["w"] ** 2).sum()

@@ -134,12 +134,12 @@ def test_names_in_another_order_are_refused(
     assert_refused(call(*three), r"--class-names to name the model's 4 classes \(art")
 
 
-def test_names_in_a_report_on_summed_rows(
+def test_names_in_a_report_without_resamples(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hf_calib.report.making.MOST_RESAMPLED", 10)
+    monkeypatch.setattr("hf_calib.report.rows.MOST_RESAMPLED", 10)
     found = called_for_json("evaluate", table, "--class-names", "K,R,F,S")
-    assert found["kind"] == "sums"
+    assert found["before"]["metrics"]["nll"]["n_resamples"] == 0
     assert [row["name"] for row in found["before"]["classes"]] == list("KRFS")
 
 

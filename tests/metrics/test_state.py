@@ -147,10 +147,6 @@ def test_weights() -> None:
     for name, value in weighted.compute().items():
         assert merged.compute()[name] == pytest.approx(value, rel=1e-12)
     assert CalibrationState.from_bytes(merged.to_bytes()).compute() == merged.compute()
-    with pytest.raises(
-        InputError, match="computed on rows without weights, got weights"
-    ):
-        weighted.area_under_risk_coverage()
     assert not state_of(probs, labels, np.ones(len(labels))).weighted
 
 
@@ -167,22 +163,6 @@ def test_standard_errors_are_those_of_means() -> None:
     )
     assert top.mean("gap")[0][0] == pytest.approx(gaps.mean(), abs=1e-11)
     assert top.mean("gap")[1][0] == pytest.approx(gaps.std(ddof=1) / root, rel=1e-9)
-
-
-def test_sums_of_classes() -> None:
-    probs, labels = rows_of(2_500, 6)
-    predicted, top = probs.argmax(axis=1), probs.max(axis=1)
-    found = state_of(probs, labels).classes()
-    wanted = [
-        np.bincount(labels, minlength=6),
-        probs.sum(axis=0),
-        (probs**2).sum(axis=0),
-        np.bincount(predicted, minlength=6),
-        np.bincount(labels[predicted == labels], minlength=6),
-        np.bincount(predicted, top, minlength=6),
-        np.bincount(predicted, top**2, minlength=6),
-    ]
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
 def confidences_of(kind: str, n: int) -> NDArray[np.floating]:
@@ -211,22 +191,14 @@ def test_what_needs_confidences_in_order_is_near_that_of_the_rows(kind: str) -> 
             abs((top - right)[top == value].sum()) for value in np.unique(top)
         ) / len(top)
     assert state.compute()["adaptive_ece"] == pytest.approx(exact, abs=tolerance)
-    area = metrics.area_under_risk_coverage(probs, labels)
-    assert state.area_under_risk_coverage() == pytest.approx(area, abs=tolerance)
-    coverage, risk = state.risk_coverage()
-    assert (coverage[-1], risk[-1]) == (
-        1,
-        pytest.approx(1 - metrics.accuracy(probs, labels)),
-    )
-    assert (np.diff(coverage) > 0).all()
 
 
 def test_groups_are_the_metrics_of_their_rows() -> None:
     probs, labels = rows_of(3_000, 4)
     weights, groups = RNG.random(3_000), RNG.integers(0, 3, 3_000)
     found = GroupSums.empty(3, 15)
-    for rows, scores in score_chunks(probs, labels, weights):
-        found.add(scores, groups[rows])
+    for chunk in score_chunks(probs, labels, weights):
+        found.add(chunk.rows, groups[chunk.place])
     for place in range(3):
         own = groups == place
         kept = {"sample_weight": weights[own]}
@@ -295,14 +267,11 @@ class TestRefused:
         ):
             state.merge(CalibrationState(n_classes=3, n_bins=10))
         zero = state_of(np.eye(3), np.arange(3), np.zeros(3))
-        for method in ("compute", "equal_mass_bins", "risk_coverage", "class_bins"):
+        for method in ("compute", "equal_mass_bins", "class_bins"):
             with pytest.raises(InputError, match="have rows, got only rows of weight"):
                 getattr(zero, method)()
         empty = CalibrationState(n_classes=3)
-        for method in (
-            *("compute", "equal_mass_bins", "risk_coverage", "class_bins", "classes"),
-            "area_under_risk_coverage",
-        ):
+        for method in ("compute", "equal_mass_bins", "class_bins"):
             with pytest.raises(InputError, match="the state to have rows, got none"):
                 getattr(empty, method)()
 
@@ -311,7 +280,7 @@ class TestRefused:
         header, numbers = good.split(b"\n", 1)
         damaged = bytes([numbers[40] ^ 0xFF])
         others = [
-            header.replace(b"State 3", b"State 2"),
+            header.replace(b"State 4", b"State 3"),
             header.replace(b"15", b"16"),
             b"[]",
         ]
@@ -341,7 +310,7 @@ class TestRefused:
 
 # ---- Bytes of others ----
 
-HEADER = b'["hf_calib CalibrationState 3", 3, 15, true]'
+HEADER = b'["hf_calib CalibrationState 4", 3, 15, true]'
 
 
 def packed(header: bytes, numbers: bytes) -> bytes:
@@ -367,7 +336,7 @@ def test_hostile_headers_and_sizes_are_refused_at_once() -> None:
     ]
     headers += [b"[" * 100_000, b"[" * 100 + b"]" * 100, b'{"a":' * 9_000, b"\xff\xfe"]
     headers += [HEADER + b" " * 10**6, HEADER[:-1] + b", 1]", b"", b"null", b"[]"]
-    large = b'["hf_calib CalibrationState 3", 17000, 15, true]'
+    large = b'["hf_calib CalibrationState 4", 17000, 15, true]'
     tracemalloc.start()
     start = time.process_time()
     for header in [*headers, HEADER, large]:
@@ -430,8 +399,7 @@ PLACES = {
     "rows by the probability of a class": slice(232, 277),
     "probabilities of a class": slice(277, 322),
     "true rows of a class": slice(322, 367),
-    "squared probabilities of a class": slice(367, 370),
-    "cells": slice(370, None),
+    "cells": slice(367, None),
 }
 
 

@@ -155,7 +155,7 @@ def test_reading_changes_no_later_value() -> None:
     state = CalibrationState(n_classes=6)
     state.update_logits(logits[:300], labels[:300])
     state.compute()
-    state.risk_coverage()
+    state.equal_mass_bins()
     state.to_bytes()
     state.update_logits(logits[300:], labels[300:])
     assert_same(state, streamed(logits, labels).compute())
@@ -276,7 +276,7 @@ def test_empty_state_has_no_metrics() -> None:
     for state in (empty, only_ignored):
         assert state.top_label_rows.confidence.shape == (0,)
         assert state.top_label_rows.correct.shape == (0,)
-        for read in (state.compute, state.class_bins, state.risk_coverage):
+        for read in (state.compute, state.class_bins, state.equal_mass_bins):
             with pytest.raises(
                 ValueError, match=r"to have rows, got none; .* labels of -100 do not"
             ):

@@ -18,7 +18,7 @@ from hf_calib.predictions import (
     read_predictions,
     save_predictions,
 )
-from hf_calib.report import making, measured
+from hf_calib.report import making, rows
 from tests.helpers.commands import assert_refused, call
 from tests.helpers.reports import quick_reports  # noqa: F401
 
@@ -50,7 +50,7 @@ class TestTopLabels:
         for key, value in report.before.metrics.items():
             theirs = wanted.before.metrics[key].value
             assert value.value == pytest.approx(theirs, abs=1e-12), key
-        assert len(report.before.metrics) == 11
+        assert len(report.before.metrics) == 12
         assert "nll" not in report.before.metrics
         assert any(
             "Only the confidence of the pred" in each for each in report.warnings
@@ -69,7 +69,7 @@ class TestTopLabels:
         whole = evaluate(tmp_path / "top.parquet")
         weighted = evaluate(tmp_path / "top.parquet", weight_column="w", by=["site"])
         assert [each.n_rows for each in weighted.slices[0].slices] == [1_000, 1_000]
-        monkeypatch.setattr(measured, "MOST_SORTED", 1_000)
+        monkeypatch.setattr(rows, "MOST_SORTED", 1_000)
         for report in (weighted, evaluate(tmp_path / "top.parquet")):
             ece = report.before.metrics["ece"].value
             assert ece == pytest.approx(whole.before.metrics["ece"].value, abs=1e-12)

@@ -12,7 +12,7 @@ from scipy.special import expit, softmax
 from scipy.stats import binom, ttest_1samp
 
 from hf_calib.report import CalibrationReport, calibration_report
-from hf_calib.report.measured import Coins
+from hf_calib.report.chance import Coins
 from tests.helpers.places import ROOT
 from tests.helpers.sampled import labels_by, predictions
 
@@ -279,7 +279,7 @@ RNG = np.random.default_rng(0)
     ],
 )
 def test_the_p_value_of_unequal_coins(chances: np.ndarray) -> None:
-    probabilities, coins = exact(chances), Coins.of(chances)
+    probabilities, coins = exact(chances), Coins.of_columns(chances[None]).group(0)
     for n_heads in range(len(chances) + 1):
         wanted = min(
             1,

@@ -116,8 +116,8 @@ def sums_of(
     groups: np.ndarray, labels: np.ndarray, probs: np.ndarray, weights: Any = None
 ) -> GroupSums:
     sums = GroupSums.empty(int(groups.max()) + 1, 15)
-    for part, scores in score_chunks(probs, labels, weights):
-        sums.add(scores, groups[part])
+    for chunk in score_chunks(probs, labels, weights):
+        sums.add(chunk.rows, groups[chunk.place])
     return sums
 
 
