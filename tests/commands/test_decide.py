@@ -79,8 +79,10 @@ def test_people_get_a_table_and_files(files: Path, tmp_path: Path) -> None:
         "The rule answers inputs so that at least 90% of its answers are correct"
         in text
     )
-    said = "Measured on the 800 rows that the rule was fitted on, with intervals that hold for this rule"
-    assert said in text
+    assert (
+        "measured on the same rows, with intervals for this rule on new inputs" in text
+    )
+    assert "Measured on 800 rows." in text
     assert names_in(tmp_path / "out") == {"decisions.json", "decisions"}
     decisions = Decisions.from_pretrained(tmp_path / "out")
     assert decisions.class_names == NAMES
@@ -280,12 +282,12 @@ def test_a_rule_that_answers_nothing_is_not_written(
         ),
         (
             ("--delta", 0.1, "--alpha", 0.1),
-            "delta to be given with accuracy only, got it with alpha; leave delta out",
+            "--delta to be given with accuracy only, got 0.1; leave it out, as it has no effect",
         ),
         (("--alpha", 0), r"expected alpha to lie in \(0, 1\), got 0"),
         (
             ("--sets", "aps"),
-            "sets to be given with alpha only, got it with accuracy; leave sets out",
+            "--sets to be given with alpha only, got 'aps'; leave it out, as it has no effect",
         ),
         (
             ("--costs", "nowhere.csv"),
