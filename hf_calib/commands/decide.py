@@ -70,7 +70,7 @@ def run(options: Decide, running: Running) -> Decided:
 
     def check_labels(kind: LabelKind) -> None:
         requirement = "the predictions to have one class per row"
-        got = f"a sigmoid for each label in {options.source}"
+        got = f"a sigmoid for each label in {few(options.source)}"
         way_out = (
             "fit LabelThresholds of hf_calib.decisions: a threshold for each label"
         )
@@ -79,7 +79,7 @@ def run(options: Decide, running: Running) -> Decided:
         way_out = (
             "decide needs rows that are independent of each other, as tokens are not"
         )
-        check(kind.independent, requirement, options.source, way_out)
+        check(kind.independent, requirement, few(options.source), way_out)
 
     source = open_source(options, running, check_labels)
     names, n_rows = source.size()
@@ -185,7 +185,7 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
     warned = [str(each.message) for each in caught]
     notes = [*source.notes, *warned, *source.on_serving()]
     is_apart = source.beside is not None
-    calibrator = calibrator_of(options.source) if is_apart else None
+    calibrator = calibrator_of(options.source[0]) if is_apart else None
     if n_shared and rule.fitted:
         notes.append(
             f"{n_shared:,} of the {n_measured:,} measured rows are also among those to fit on. The rule looks "

@@ -163,9 +163,11 @@ class Evaluate(Rows):
 class Measured(Rows):
     """Rows to fit on, and others to measure on."""
 
-    source: str = option(f"{_CLASSIFIER}; or predictions, see evaluate.", **_SOURCE)
+    source: list[str] = option(
+        f"{_CLASSIFIER}; or predictions, see evaluate.", **_SOURCE
+    )
     split: str = option(
-        "Split to fit on, not the training split.",
+        "Split to fit on.",
         "validation",
     )
     test_data: str | None = option(
@@ -190,7 +192,7 @@ class Calibrate(Measured):
     criterion: Literal["nll", "ece", "adaptive_ece"] | None = option(
         "What a temperature minimises."
     )
-    seed: int = option("Seed of the draw of rows to fit on.", 0)
+    seed: int = option("Seed of the draw of rows.", 0)
     fit_on: int = option(
         "The most rows to fit on; of more, so many are drawn.", 200_000
     )
@@ -304,11 +306,13 @@ def evaluate(source: str | Path | Sequence[str], **options: Any) -> CalibrationR
     return _done(Evaluate, source=source, **options)
 
 
-def calibrate(source: str | Path, output: str | Path, **options: Any) -> Calibration:
+def calibrate(
+    source: str | Path | Sequence[str], output: str | Path, **options: Any
+) -> Calibration:
     """Fit a calibrator on held-out rows, and fold it into a model or calibrate predictions: `hf-calib calibrate`.
 
     Args:
-        source: a classifier, on the Hub or in a folder; or predictions.
+        source: a classifier, on the Hub or in a folder; or files of predictions, a folder, a glob or an address.
         output: the folder for the calibrated model, or for calibrated predictions.
         **options: those of `hf-calib calibrate`, such as data="validation.csv", method="temperature".
 
@@ -319,11 +323,11 @@ def calibrate(source: str | Path, output: str | Path, **options: Any) -> Calibra
     return _done(Calibrate, source=source, output=output, **options)
 
 
-def decide(source: str | Path, **options: Any) -> Decided:
+def decide(source: str | Path | Sequence[str], **options: Any) -> Decided:
     """Fit a rule, a promised accuracy, costs or sets, and measure it on other rows: `hf-calib decide`.
 
     Args:
-        source: a classifier of sequences or images, on the Hub or in a folder; or predictions.
+        source: a classifier of sequences or images, on the Hub or in a folder; or files of predictions.
         **options: those of `hf-calib decide`, such as data="more.csv", accuracy=0.95, output="calibrated".
 
     Raises:

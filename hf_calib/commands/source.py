@@ -285,7 +285,7 @@ def open_source(
     """
     data = options.data
     sets = options.row_sets()
-    files = [options.source] if isinstance(options.source, str) else options.source
+    files = options.source
     first = files[0]
     is_folder = os.path.isdir(first)
     if len(files) > 1 or (is_predictions(first) and not (is_folder and data)):

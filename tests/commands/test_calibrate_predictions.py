@@ -184,6 +184,21 @@ def test_a_seed_that_draws_nothing_is_refused(workplace: Path, tmp_path: Path) -
     assert "100 of 240 rows, drawn with seed 1" in " ".join(found["notes"])
 
 
+def test_several_files_are_one_set_of_rows(workplace: Path, tmp_path: Path) -> None:
+    files = [workplace / "data.npz", workplace / "test.npz"]
+    both = tmp_path / "both"
+    both.mkdir()
+    for file in files:
+        shutil.copy(file, both)
+    words = (*TEMPERATURE, "--output")
+    found = called_for_json("calibrate", *files, *words, tmp_path / "a")
+    wanted = called_for_json("calibrate", both, *words, tmp_path / "b")
+    assert (found["n_fitted"], found["numbers"]) == (160, wanted["numbers"])
+    assert len(load_predictions(tmp_path / "a" / "predictions.npz")) == 160
+    rule = ("--accuracy", 0.2)
+    assert called_for_json("decide", *files, *rule)["n_fitted"] == 320
+
+
 @pytest.mark.parametrize("command", ["calibrate", "decide"])
 def test_no_report_on_other_rows_next_to_a_calibrator_or_a_rule(
     command: str, workplace: Path, tmp_path: Path

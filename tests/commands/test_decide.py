@@ -210,7 +210,7 @@ def test_a_calibrator_beside_the_model_is_used(workplace: Path, tmp_path: Path) 
     assert found["after"]["metrics"]["nll"]["value"] == pytest.approx(nll, rel=1e-4)
     raw = called_for_json("evaluate", workplace / "model", *test)
     assert found["before"] == raw["before"]
-    assert "by the isotonic scaling next to it" in " ".join(found["warnings"])
+    assert "with the isotonic scaling next to it" in " ".join(found["warnings"])
 
     result = call("decide", folder, *test, "--alpha", 0.2, "--output", folder)
     assert "by the isotonic scaling next to the model" in result.stderr
