@@ -167,7 +167,7 @@ class Measured(Rows):
         f"{_CLASSIFIER}; or predictions, see evaluate.", **_SOURCE
     )
     split: str = option(
-        "Split to fit on.",
+        "Split to fit on, not the training split.",
         "validation",
     )
     test_data: str | None = option(

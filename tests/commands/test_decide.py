@@ -213,7 +213,7 @@ def test_a_calibrator_beside_the_model_is_used(workplace: Path, tmp_path: Path) 
     assert "with the isotonic scaling next to it" in " ".join(found["warnings"])
 
     result = call("decide", folder, *test, "--alpha", 0.2, "--output", folder)
-    assert "by the isotonic scaling next to the model" in result.stderr
+    assert "with the isotonic scaling next to it" in result.stderr
     decisions = Decisions.from_pretrained(folder)
     wanted = PredictionSets(alpha=0.2).fit(probs, labels.to_numpy())
     np.testing.assert_allclose(
