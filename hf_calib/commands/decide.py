@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # The column of a file of costs that is no class.
 ABSTAIN = "abstain"
-_CURVE = (0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995)
 
 
 @dataclass(frozen=True)
@@ -193,9 +192,7 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
         )
     measure = rule.measure_fit if of_fit else rule.measure
     results = measure(measured.probabilities(), measured.labels)
-    curves = {}
     if isinstance(rule, AbstainRule):
-        curves["measured"] = _curve(rule, found, None if of_fit else measured)
         notes += _unlike(rule, results.get("accuracy"))
     if options.output is not None and rule.answers_nothing:
         has_earlier = (options.output / DECISIONS).is_file()
@@ -207,7 +204,6 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
         rule.promise(),
         n_fitted,
         results,
-        curves,
         of_fit=of_fit and n_fitted > 0,
         n_shared=n_shared,
     )
@@ -221,21 +217,6 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
         calibrator=calibrator,
     )
     return Decided(source.name, decisions, section, measured, tuple(notes))
-
-
-def _curve(rule: AbstainRule, found: Any, measured: Any) -> Any:
-    """Answered and right shares by promised accuracies; of the rows of the fit where there are no others."""
-    is_fit = measured is None
-    rows = found if is_fit else measured
-    curve = rule.curve(
-        found.probabilities(),
-        found.labels,
-        rows.probabilities(),
-        rows.labels,
-        accuracies=sorted({*_CURVE, rule.accuracy}),
-    )
-    # Answers are more accurate on the rows that they were chosen on than on new ones.
-    return curve._replace(kept=(None,) * len(curve.promised)) if is_fit else curve
 
 
 def _unlike(rule: AbstainRule, kept: Interval | None) -> list[str]:

@@ -239,8 +239,8 @@ def test_whole_sentences_are_held_out() -> None:
         logits=rng.normal(size=(len(sentences), 3)),
         sentences=sentences,
     )
-    asked = Calibrate(source="a.npz", output=Path("out"), seed=1)
-    roles = split_roles(found, None, asked)
+    options = Calibrate(source="predictions.npz", output=Path("calibrated"), seed=1)
+    roles = split_roles(found, None, options)
     fitted = roles.fitted_on
     reported = roles.reported
     assert fitted.sentences is not None
@@ -252,7 +252,7 @@ def test_whole_sentences_are_held_out() -> None:
     with pytest.raises(
         ValueError, match="sentences to be at least 2, to be split in half, got 1"
     ):
-        split_roles(found.select(sentences == longest), None, asked)
+        split_roles(found.select(sentences == longest), None, options)
 
 
 @pytest.mark.parametrize(
