@@ -42,6 +42,8 @@ from hf_calib.metrics.checks import check_names, check_real, check_type
 from hf_calib.metrics.sums import Interval
 
 DECISIONS = "decisions.json"
+# The folder of a report on the rule.
+RULE_REPORT = "decisions"
 VERSION = 1
 #: A note for a model with a rule, whose calibrator has just been folded in.
 OUTDATED = f"{DECISIONS} is left out: its rule is for uncalibrated probabilities. Run hf-calib decide again."
