@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hf_calib._errors import check, did_you_mean, few
 from hf_calib.metrics.checks import RowError
 from hf_calib.predictions.files import NUMBERS_WAY, Opened, check_numbers
-from hf_calib.predictions.labels import check_unambiguous
+from hf_calib.predictions.labels import are_numbers, check_unambiguous
 from hf_calib.predictions.predictions import check_class_names
 
 LISTS = {"logits": "logits", "probs": "probs", "probabilities": "probs"}
@@ -73,7 +73,7 @@ class Columns:
         if opened.typed:
             for name in self.numbers:
                 kind = opened.kinds[name]
-                check_numbers(_are_numbers(kind), name, kind)
+                check_numbers(are_numbers(kind), name, kind)
         prefix = PREFIXES.get(self.kind)
         if prefix is None or self.listed:
             return
@@ -127,22 +127,13 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
 
 def check_roles(label: str | None, weight: str | None, by: Sequence[str]) -> None:
     """Raise if one column is given for labels, weights or slices twice."""
-    given = {"label_column": label, "weight_column": weight}
-    names = [name for name in given.values() if name is not None]
-    got = f"{label!r} for both"
-    way_out = "name the column of the rows' weights, or leave weight_column out"
-    check(
-        len(set(names)) == len(names),
-        "weight_column to be another column than label_column",
-        got,
-        way_out,
-    )
-    for option, name in given.items():
-        requirement = f"by to name other columns than {option}"
-        way_out = (
-            "name columns of what is known of a row before its label, or leave by out"
-        )
-        check(name is None or name not in by, requirement, repr(name), way_out)
+    # A column may be named twice for slices.
+    given = [name for name in (label, weight, *dict.fromkeys(by)) if name is not None]
+    twice = [repr(name) for name, times in Counter(given).items() if times > 1]
+    requirement = "label_column, weight_column and by to name different columns"
+    got = f"{few(twice)} twice"
+    way_out = "name another column for each, or leave one out"
+    check(not twice, requirement, got, way_out)
 
 
 def check_slices(name: str, kind: Any) -> None:
@@ -266,7 +257,7 @@ def _without_prefix(
 ) -> Columns:
     """Columns that have the names of classes; they are probabilities."""
     # Of a text file, the first row decides, and a later text is an error.
-    used = [name for name in others if _are_numbers(opened.kinds[name])]
+    used = [name for name in others if are_numbers(opened.kinds[name])]
     got = ", ".join(used) or "none"
     requirement = "the table to hold a column for each of at least 2 classes"
     way_out = "name them logit_<class> or prob_<class>"
@@ -341,19 +332,12 @@ def _check_classes_named(used: Sequence[str], classes: Sequence[str]) -> None:
     check(not blank, requirement, few(blank), way_out)
 
 
-def _are_numbers(kind: Any) -> bool:
-    from pyarrow import types
-
-    known = (types.is_floating, types.is_integer, types.is_decimal, types.is_null)
-    return any(is_of(kind) for is_of in known)
-
-
 def numbers_of(column: Any, name: str) -> NDArray[Any]:
     """Return a column of numbers (n,), with floats unchanged and others as float64; raise if a value is missing."""
     import pyarrow
     import pyarrow.compute as compute
 
-    check_numbers(_are_numbers(column.type), name, column.type)
+    check_numbers(are_numbers(column.type), name, column.type)
     if column.null_count:
         row = int(np.argmax(column.is_null()))
         requirement = "hold numbers in every row"
