@@ -351,10 +351,8 @@ def check_logits(logits: NDArray[Any], *, sigmoid: bool = False) -> None:
     refuse(wrong, "logits", requirement, largest, way_out)
 
 
-def check_not_probabilities(logits: NDArray[Any] | None) -> None:
+def check_not_probabilities(logits: NDArray[Any]) -> None:
     """Raise for probabilities that are named logits, because their softmax would be nearly uniform."""
-    if logits is None or not len(logits):
-        return
     # NaN is named later, with its row.
     within = logits.min() >= 0 and logits.max() <= 1
     if not within:
