@@ -121,7 +121,7 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     check_class_names(found.class_names)
     if label is not None and found.kind != CONFIDENCE:
         check_unambiguous(opened.kinds[label], label, found.class_names)
-    by = tuple(wanted.by)
+    by = tuple(dict.fromkeys(wanted.by))
     return replace(found, label=label, weight=wanted.weight_column, by=by)
 
 
@@ -170,14 +170,9 @@ def _of_lists(
     check(len(lists) == 1, requirement, got, "keep one of them")
     name = lists[0]
     n_classes = len(opened.first_list(name))
-    # Arrays with several labels per row may have one column.
-    has_lists = label is not None and opened.kinds[label].num_fields > 0
-    check(
-        n_classes >= (1 if has_lists else 2),
-        f"column {name!r} to hold a list of at least 2 classes in each row",
-        f"{n_classes} in the first row",
-        "write a score for each class",
-    )
+    requirement = f"column {name!r} to hold a list of at least 2 classes in each row"
+    way_out = "write a score for each class"
+    check(n_classes >= 2, requirement, f"{n_classes} in the first row", way_out)
     classes = [str(place) for place in range(n_classes)]
     if wanted.class_names is not None and len(wanted.class_names) == n_classes:
         classes = list(wanted.class_names)

@@ -294,6 +294,7 @@ class _Rows:
     ) -> None:
         self.tables = tables
         self.columns = columns
+        self.all_columns = all_columns
         ends = np.cumsum([each.n_rows for each in tables])
         self.starts = [0, *ends.tolist()]
         names = columns.others
@@ -330,18 +331,15 @@ class _Rows:
         table = self.tables[place]
         start = self.starts[place]
         row_of = {name: k for k, name in enumerate(self.columns.scores)}
-        others = self.parts.keys() & table.names
-        for name in others & table.folders.keys():
+        own = [name for name in self.parts if name in table.kinds]
+        stored = [name for name in own if name not in table.folders]
+        for name in self.parts.keys() & table.folders.keys():
             text = pyarrow.repeat(table.folders[name], table.n_rows)
             self.parts[name][place].append(text)
-        stored = [*row_of, *(others - table.folders.keys())]
         with readable(table.file.name):
-            for first, part in table.parts(stored, self.width):
+            for first, part in table.parts(self.columns.scores, self.width):
                 rows = slice(start + first, start + first + len(part))
                 for name, column in zip(part.schema.names, part.columns, strict=True):
-                    if name in others:
-                        self.parts[name][place].append(column)
-                        continue
                     with naming(table.file, files, first):
                         if self.columns.listed:
                             lists = _lists(column, name, self.width)
@@ -349,6 +347,9 @@ class _Rows:
                         else:
                             numbers = numbers_of(column, name)
                             self.scores[row_of[name], rows] = numbers
+            for _, part in table.parts(stored, width=1):
+                for name, column in zip(part.schema.names, part.columns, strict=True):
+                    self.parts[name][place].append(column)
         return table.n_rows
 
     @contextmanager
@@ -404,8 +405,10 @@ class _Rows:
         """A column of all files, with nulls for those without it; texts in one and numbers in another are texts."""
         import pyarrow
 
+        # A column is read once, and may be as large as one of the scores.
+        found = self.parts[name] if self.all_columns else self.parts.pop(name)
         tables = []
-        for opened, own in zip(self.tables, self.parts[name], strict=True):
+        for opened, own in zip(self.tables, found, strict=True):
             parts = own or [pyarrow.nulls(opened.n_rows)]
             tables += [pyarrow.table({name: part}) for part in parts]
         try:
