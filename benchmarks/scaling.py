@@ -56,7 +56,7 @@ from hf_calib.scaling import (
     TemperatureScaling,
     VectorScaling,
 )
-from hf_calib.scaling.newton import Rows, ScaledLoss
+from hf_calib.scaling.newton import Rows, ScaledLoss, Start
 
 SHAPES = [(10_000, 10), (50_000, 1000)]
 TRUE_TEMPERATURE = 2.5
@@ -210,10 +210,10 @@ def fitted_on(
     scaler: BaseEstimator, logits: np.ndarray, labels: np.ndarray
 ) -> BaseEstimator:
     """The same map, fitted until a step would gain less than 1e-13 nats."""
-    further, rows = clone(scaler), Rows.checked(logits, labels)
-    further.weight_, further.bias_ = scaler.solve(
-        rows, ScaledLoss(rows).best_temperature(), None, 1e-13
-    )
+    further = clone(scaler)
+    rows = Rows.checked(logits, labels)
+    start = Start(ScaledLoss(rows).best_temperature(), nats=1e-13)
+    further.weight_, further.bias_ = scaler.solve(rows, start)
     return further
 
 

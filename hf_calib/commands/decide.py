@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hf_calib.commands.options import Decide
 
 ABSTAIN = "abstain"  # the column of a file of costs that is no class
-_CURVE = (0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995)
 
 
 @dataclass(frozen=True)
@@ -239,17 +238,7 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
         )
     measure = rule.measure_fit if of_fit else rule.measure
     results = measure(measured.probabilities(), measured.labels)
-    curves = {}
     if isinstance(rule, AbstainRule):
-        curve = rule.curve(
-            *(found.probabilities(), found.labels),
-            *(measured.probabilities(), measured.labels),
-            accuracies=sorted({*_CURVE, rule.accuracy}),
-        )
-        if of_fit:
-            # Answers are more accurate on the rows that they were chosen on than on new ones.
-            curve = curve._replace(kept=(None,) * len(curve.promised))
-        curves = {"measured": curve}
         kept = results.get("accuracy")
         if kept is not None and kept.high < rule.accuracy:
             notes.append(
@@ -267,7 +256,6 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
         rule.promise(),
         n_fitted,
         results,
-        curves,
         of_fit=of_fit and n_fitted > 0,
         n_shared=n_shared,
     )

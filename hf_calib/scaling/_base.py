@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 N_CLASSES = Fitted(low=2, high=1e6, kind=int)
-_LARGEST = 1e100  # Its square is finite.
-_LARGEST_MIXED = 1e12  # A matrix spreads the rounding of each logit to all.
+# Its square is finite.
+_LARGEST = 1e100
+# A matrix spreads the rounding of each logit to all.
+_LARGEST_MIXED = 1e12
 
 
 class Scaler(ClassifierMixin, BaseEstimator):
@@ -47,18 +49,17 @@ class Scaler(ClassifierMixin, BaseEstimator):
     array([[0.75, 0.25]])
     """
 
-    _fitted: ClassVar[Parameters] = {}  # The parameters; that of C is first.
+    # The parameters; that of C is first.
+    _fitted: ClassVar[Parameters] = {}
     multi_label = False
     predict_proba: Callable[[ArrayLike], FloatArray]
 
     def predict(self, logits: ArrayLike) -> NDArray[np.int64]:
         """Return the index of the most probable class of each row, or 0 or 1 for each label with `multi_label`."""
         probs = self.predict_proba(logits)
-        return (
-            (probs > 0.5).astype(np.int64)
-            if self.multi_label
-            else probs.argmax(axis=-1)
-        )
+        if self.multi_label:
+            return (probs > 0.5).astype(np.int64)
+        return probs.argmax(axis=-1)
 
     @property
     def classes_(self) -> NDArray[np.int64]:
@@ -78,6 +79,10 @@ class Scaler(ClassifierMixin, BaseEstimator):
         with np.printoptions(precision=4, threshold=6, edgeitems=2):
             shown = [f"{name}={_in_short(value)}" for name, value in found.items()]
         return f"{settings} with {', '.join(shown)}"
+
+    def _check_settings(self) -> None:
+        """Raise unless the arguments of the constructor are those of some fit; `fit` and loading ask it."""
+        checks.check_flag("multi_label", self.multi_label)
 
     def _is_sound(self) -> bool:
         """Whether parameters of the right kinds, shapes and ranges belong to one fit."""
@@ -115,10 +120,8 @@ class Scaler(ClassifierMixin, BaseEstimator):
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            files, to = (
-                {MAP_NAME: Path(folder) / MAP_NAME},
-                Destination(repo_id, **where),
-            )
+            files = {MAP_NAME: Path(folder) / MAP_NAME}
+            to = Destination(repo_id, **where)
             return push_files(files, to, message=f"Add {type(self).__name__}")  # type: ignore[return-value]
 
 
@@ -126,8 +129,7 @@ def _in_short(value: Any) -> str:
     """A parameter in a line."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = repr(value) if isinstance(value, list) else str(value)
-    line = " ".join(text.split())
+    line = " ".join(str(value).split())
     return line if len(line) <= 100 else f"{line[:97]}..."
 
 
@@ -156,7 +158,8 @@ class AffineMap(NamedTuple):
             mapped = mapped @ self.weight.T
         elif (self.weight > 0).all():
             mapped *= self.weight
-        else:  # The product of -inf with this weight would not mask the class.
+        else:
+            # The product of -inf with this weight would not mask the class.
             masked = np.isneginf(mapped)
             mapped[masked] = 0
             mapped *= self.weight
@@ -167,13 +170,16 @@ class AffineMap(NamedTuple):
 
     def then(self, following: AffineMap) -> AffineMap:
         """Return the composition of this map and a following map."""
-        own, other = self.weight, following.weight
-        weight = other @ own if own.ndim == other.ndim == 2 else np.asarray(other * own)
-        if own.ndim == 2 and other.ndim == 1:
+        own = self.weight
+        other = following.weight
+        if own.ndim == other.ndim == 2:
+            weight = other @ own
+        elif own.ndim == 2 and other.ndim == 1:
             weight = other[:, None] * own
-        return AffineMap(
-            weight, following.bias if self.bias is None else following(self.bias)
-        )
+        else:
+            weight = np.asarray(other * own)
+        bias = following.bias if self.bias is None else following(self.bias)
+        return AffineMap(weight, bias)
 
 
 def softmax_in_place(logits: FloatArray) -> FloatArray:
@@ -210,7 +216,8 @@ def as_logits(logits: ArrayLike) -> NDArray[Any]:
         "pass an (N, C) array",
     )
     rows = logits.reshape(-1, logits.shape[-1])
-    fine = rows.max() < np.inf  # This is False for NaN.
+    # This is False for NaN.
+    fine = rows.max() < np.inf
     bad = 0 if fine else np.count_nonzero(~(rows.max(axis=1) < np.inf))
     got = f"NaN or +inf in {bad} of {len(rows)} rows"
     check(
@@ -255,19 +262,21 @@ def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
     low, high = float(logits.min()), float(logits.max())
     way_out = "divide them by a number, which a temperature compensates for"
     check(high <= _LARGEST, f"logits to be at most {_LARGEST:g}", f"{high:g}", way_out)
-    within = (
-        logits.shape[1] > 1
-        and low >= 0
-        and high <= 1
-        and ((logits > 0) & (logits < 1)).any()
-    )
-    tolerance = checks.row_sum_tolerance(logits.shape[1])
-    if within and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max() <= tolerance:
+    if logits.shape[1] > 1 and 0 <= low <= high <= 1:
+        _warn_of_probabilities(logits)
+    return logits
+
+
+def _warn_of_probabilities(logits: NDArray[Any]) -> None:
+    """Warn if the rows of numbers in [0, 1] sum to 1; the caller's caller is a method `fit`."""
+    distances = np.abs(logits.sum(axis=1, dtype=np.float64) - 1)
+    is_sum = distances.max() <= checks.row_sum_tolerance(logits.shape[1])
+    is_one_hot = np.isin(logits, (0, 1)).all()
+    if is_sum and not is_one_hot:
         problem = "The logits are in [0, 1] and their rows sum to 1, like probabilities. Calibrators of these are poor."
         warnings.warn(
-            f"{problem} Pass numpy.log(probs) instead.", UserWarning, stacklevel=4
+            f"{problem} Pass numpy.log(probs) instead.", UserWarning, stacklevel=5
         )
-    return logits
 
 
 def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64]:
@@ -285,13 +294,12 @@ def as_binary_labels(
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Check a 0/1 label for every logit; return the masks of 1 and of known labels (None if all are known)."""
     labels = checks.as_array("labels", labels)
-    requirement, got = (
-        f"labels to have the logits' shape {logits.shape}",
-        f"shape {labels.shape}",
-    )
     way_out = "multi_label=True takes a 0/1 label for every logit"
+    requirement = f"labels to have the logits' shape {logits.shape}"
+    got = f"shape {labels.shape}"
     check(labels.shape == logits.shape, requirement, got, way_out)
-    positive, known = labels == 1, (labels == 0) | (labels == 1)
+    positive = labels == 1
+    known = positive | (labels == 0)
     others = few(labels[~known & (labels != -100)][:1].tolist())
     way_out = "pass hard labels, and -100 where a label is not known"
     check(not others, "labels to be 0 or 1", f"values such as {others}", way_out)
@@ -309,10 +317,8 @@ def as_binary_labels(
 def _refuse_masked(of_labels: NDArray[Any]) -> None:
     """Raise unless the labels' logits are finite."""
     masked = np.count_nonzero(np.isneginf(of_labels))
-    got, way_out = (
-        f"-inf for {masked} of {len(of_labels)}",
-        "mask only classes that cannot be the label",
-    )
+    got = f"-inf for {masked} of {len(of_labels)}"
+    way_out = "mask only classes that cannot be the label"
     check(not masked, "logits to be finite for every label", got, way_out)
 
 

@@ -20,9 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from hf_calib._errors import check, few
 from hf_calib.metrics.checks import (
     FloatArray,
-    as_array,
     check_choice,
-    check_kind,
     check_n_bins,
     row_chunks,
 )
@@ -55,12 +53,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PAPERS_GRID = np.arange(1, 101) / 10
-_MANY_CLASSES = 32  # Exponentials then take most of the time.
-_MASSES = 2**20  # The most in memory at the same time.
+# Exponentials then take most of the time.
+_MANY_CLASSES = 32
+# The most in memory at the same time.
+_MASSES = 2**20
 _VECTOR = {"weight_": Fitted(("C",)), "bias_": Fitted(("C",))}
 _MATRIX = {"weight_": Fitted(("CC",)), "bias_": Fitted(("C",))}
-_MOST_PENALTY: Any = 1e100  # Its products are finite.
-RIDGE = 1e-6  # For parameters without a penalty, which the data may not determine.
+# Its products are finite.
+_MOST_PENALTY: Any = 1e100
+# For parameters without a penalty, which the data may not determine.
+RIDGE = 1e-6
 
 
 def _is_number(value: Any) -> bool:
@@ -101,7 +103,8 @@ class AffineScaling(Solvable):
         """Return the mapped logits in float64; logits of any shape that ends in C."""
         mapping = self.affine_map()
         classes = getattr(self, "classes_", None)
-        if classes is None:  # A temperature from a file has no number of classes.
+        # A temperature from a file has no number of classes.
+        if classes is None:
             return mapping(as_logits(logits).astype(np.float64))
         return mapping(as_fitted_logits(logits, len(classes)))
 
@@ -154,19 +157,7 @@ class TemperatureScaling(AffineScaling):
         sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Find the temperature; weights (N,) are allowed for "nll" and one label per row."""
-        check_choice("criterion", self.criterion, get_args(Criterion))
-        check_n_bins(self.n_bins)
-        grid = as_array("grid", PAPERS_GRID if self.grid is None else self.grid)
-        way_out = "use for example numpy.arange(1, 101) / 10"
-        check_kind(grid, "fiu", "grid to hold real numbers", way_out)
-        grid = grid.astype(np.float64)
-        is_temperature = (grid >= BOUNDS[0]) & (grid <= BOUNDS[1])
-        check(
-            grid.ndim == 1 and grid.size > 0 and bool(is_temperature.all()),
-            f"grid to be a sequence of finite temperatures > 0, in {BOUNDS}",
-            got=self.grid,
-            way_out=way_out,
-        )
+        self._check_settings()
         takes_weights = self.criterion == "nll" and not self.multi_label
         check(
             sample_weight is None or takes_weights,
@@ -178,11 +169,20 @@ class TemperatureScaling(AffineScaling):
         self._n_seen = rows.logits.shape[1]
         loss = ScaledLoss(rows)
         exact = loss.is_constant or (self.criterion == "nll" and self.grid is None)
-        self.temperature_ = (
-            loss.best_temperature() if exact else self._best_of(grid, loss)
-        )
+        self.temperature_ = loss.best_temperature() if exact else self._best_of(loss)
         loss.warn(self.temperature_)
         return self
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        check_choice("criterion", self.criterion, get_args(Criterion))
+        check_n_bins(self.n_bins)
+        self._checked_grid()
+
+    def _checked_grid(self) -> FloatArray:
+        given = PAPERS_GRID if self.grid is None else self.grid
+        way_out = "use for example numpy.arange(1, 101) / 10"
+        return Fitted(("G",), *BOUNDS).checked("grid", given, {}, way_out)
 
     def affine_map(self) -> AffineMap:
         """The affine map z / T that `fold` writes into a classification head."""
@@ -192,8 +192,9 @@ class TemperatureScaling(AffineScaling):
     def solve(self, rows: Rows, start: Start) -> AffineMap:
         return _division_by(start.temperature)
 
-    def _best_of(self, grid: FloatArray, loss: ScaledLoss) -> float:
+    def _best_of(self, loss: ScaledLoss) -> float:
         """The first of the best temperatures; in a large search, only the finalists are scored exactly."""
+        grid = self._checked_grid()
         if self.criterion == "nll":
             return float(
                 min(grid, key=lambda temperature: loss.at(1 / temperature).value)
@@ -201,17 +202,19 @@ class TemperatureScaling(AffineScaling):
         n, c = loss.rows.logits.shape
         bins: Any = "uniform" if self.criterion == "ece" else "quantile"
         error = top_label_sums(self.n_bins, bins)
+        is_correct = loss.rows.logits.argmax(axis=1) == loss.rows.labels
+        correct = is_correct.astype(np.float64)
         octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
         if c >= _MANY_CLASSES and octaves <= min(8, len(grid) / 5):
             near_masses = loss.near_masses(1 / grid, octaves)
-            scores = np.array([error(1 / mass, loss.correct) for mass in near_masses])
+            scores = np.array([error(1 / mass, correct) for mass in near_masses])
             # A confidence on the edge of a bin may change its bin, which changes a score by up to 2 / N.
             grid = grid[scores <= scores.min() + 1e-6 + 8 / n]
         exact: list[float] = []
         for part in row_chunks(len(grid), n, elements=_MASSES):
             betas = 1 / grid[part]
             masses = loss.masses(betas)
-            exact += [error(1 / masses[beta], loss.correct) for beta in betas]
+            exact += [error(1 / masses[beta], correct) for beta in betas]
         return float(grid[np.argmin(exact)])
 
 
@@ -292,8 +295,10 @@ def warn_of_labels(undetermined: list[int]) -> None:
 class LinearFit(Solvable):
     """Base class of the affine fits: Newton's method from the best temperature, with the ridges of the subclass."""
 
-    _mixes: ClassVar[bool] = False  # Whether the weight is a matrix.
-    _from_temperature: ClassVar[bool] = False  # Whether to start there even at a bound.
+    # Whether the weight is a matrix.
+    _mixes: ClassVar[bool] = False
+    # Whether to start there even at a bound.
+    _from_temperature: ClassVar[bool] = False
 
     def fit(
         self,
@@ -302,12 +307,12 @@ class LinearFit(Solvable):
         sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Find weights and biases; N of a default penalty is Kish's, (sum of weights)^2 / (sum of squared weights)."""
+        self._check_settings()
         return self._fit(Rows.checked(logits, labels, sample_weight))
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:
-        if (
-            not self._from_temperature and start.temperature in BOUNDS
-        ):  # A bound is not the scale of the logits.
+        # A bound is not the scale of the logits.
+        if not self._from_temperature and start.temperature in BOUNDS:
             loss = ScaledLoss(rows)
             largest_minus_average = loss.shortfall - loss.drift
             start = replace(start, temperature=largest_minus_average or 1.0)
@@ -321,15 +326,15 @@ class LinearFit(Solvable):
         found = self.solve(rows, Start(temperature))
         self.weight_ = found.weight
         self.bias_ = found.bias  # type: ignore[assignment]
-        if (
-            self._from_temperature or temperature not in BOUNDS
-        ):  # Otherwise the temperature is not used.
+        # The other fits do not begin at a temperature that is a bound.
+        if self._from_temperature or temperature not in BOUNDS:
             loss.warn(temperature, stacklevel=4)
-        absent = np.flatnonzero(
-            np.isin(np.arange(len(self.bias_)), rows.labels, invert=True)
-        )
-        # The ridges of the structured maps keep such a class near the temperature.
-        if not self._from_temperature and len(absent):
+        # The ridges of the structured maps keep a class without rows near the temperature.
+        if self._from_temperature:
+            return self
+        counts = np.bincount(rows.labels, minlength=rows.logits.shape[1])
+        absent = np.flatnonzero(counts == 0)
+        if len(absent):
             classes = "class" if len(absent) == 1 else "classes"
             what = f"the parameters of {classes} {few(absent.tolist())}"
             warn_undetermined(f"{what}: no row has this label", stacklevel=4)
@@ -369,14 +374,18 @@ class PenalisedMatrixFit(LinearFit):
         self.off_diagonal_penalty = off_diagonal_penalty
         self.bias_penalty = bias_penalty
 
-    def _ridges(self, rows: Rows) -> Ridges:
+    def _check_settings(self) -> None:
+        super()._check_settings()
         for name, value in self.get_params().items():
+            is_penalty = _is_number(value) and 0 <= value <= _MOST_PENALTY
             check(
-                value is None or (_is_number(value) and 0 <= value <= _MOST_PENALTY),
+                value is None or is_penalty,
                 f"{name} to be a finite number of at least 0",
                 got=repr(value),
                 way_out="None uses a default that depends on the numbers of classes and examples",
             )
+
+    def _ridges(self, rows: Rows) -> Ridges:
         n, c = rows.logits.shape
         # Kish's number of rows: as many without weights would tell as much.
         size = n if rows.weights is None else n**2 / np.square(rows.weights).sum()
@@ -431,7 +440,8 @@ class DirichletScaling(PenalisedMatrixFit):
         """Return the mapped log-probabilities in float64; logits of any shape that ends in C."""
         check_is_fitted(self)
         given = as_fitted_logits(logits, len(self.bias_))
-        refuse_masks(given)  # Where all classes are masked, the next line has NaN.
+        # Where all classes are masked, the next line has NaN.
+        refuse_masks(given)
         log_probs = log_softmax(given, axis=-1)
         return AffineMap(self.weight_, self.bias_)(log_probs)
 
@@ -465,6 +475,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]  # no weights
         """Find the temperature, then the weights and biases."""
+        self._check_settings()
         return self._fit(Rows.checked(logits, labels, multi_label=self.multi_label))
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:
@@ -480,10 +491,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
         weight = np.empty(n_labels)
         bias = np.empty(n_labels)
         for label in range(n_labels):
-            # The map that is near is of all labels.
-            found = self._solve_two_classes(
-                rows.two_classes(label), replace(start, near=None)
-            )
+            found = self._solve_two_classes(rows.two_classes(label), start)
             weight[label] = found.weight[0]
             bias[label] = 2 * found(np.zeros(2))[1]
         return AffineMap(weight, bias)
@@ -494,9 +502,8 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
         if len(rows):
             half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2
             halves = rows.with_logits(np.hstack([-half, half]))
-            ridges = self._ridges(rows)._replace(
-                between=None
-            )  # The difference has one weight.
+            # The difference has one weight.
+            ridges = self._ridges(rows)._replace(between=None)
             found = fit_affine(halves, ridges, replace(start, near=None))
         else:
             found = AffineMap(np.full(2, 1 / start.temperature), np.zeros(2))
@@ -504,13 +511,16 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
             return found._replace(weight=np.diag(found.weight))
         return found
 
-    def _ridges(self, rows: Rows) -> Ridges:
+    def _check_settings(self) -> None:
+        super()._check_settings()
         check(
             _is_number(self.penalty) and 0 < self.penalty <= _MOST_PENALTY,
             "penalty to be a finite number above 0",
             got=repr(self.penalty),
             way_out="1 is the paper's penalty; a smaller one trusts the data more",
         )
+
+    def _ridges(self, rows: Rows) -> Ridges:
         n, c = rows.logits.shape
         own = self.penalty * c / n
         return Ridges(own=own, bias=own, between=own * (c - 1) if self._mixes else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -12,6 +13,7 @@ from scipy.special import expit
 from sklearn.base import BaseEstimator
 
 from hf_calib._errors import few
+from hf_calib._records import fits
 from hf_calib.metrics.checks import (
     FloatArray,
     check_draws,
@@ -32,35 +34,52 @@ from hf_calib.scaling.newton import (
 )
 from hf_calib.scaling.saved_map import Fitted, Parameters, method_of
 
-_MATRIX_COST = 5e8  # N C^2 above which a fit of a matrix would take seconds.
-_CHOSEN_ON = 20_000  # The rows used: enough to detect 0.001 nats.
-_ROUGHLY = 1e-5  # The distance to the minimum of the fits in folds, in nats per row.
+# N C^2 above which a fit of a matrix would take seconds.
+_MATRIX_COST = 5e8
+# The rows used: enough to detect 0.001 nats.
+_CHOSEN_ON = 20_000
+# The distance to the minimum of the fits in folds, in nats per row.
+_ROUGHLY = 1e-5
 # With few rows, candidates with many parameters look best by chance, and standard errors miss the rare row that is
 # wrong with high confidence. By benchmarks/choice_rules.py no setting ends more than .002 nats above the temperature.
 _STANDARD_ERRORS = 2
 _OF_FREE_MAPS = 3
-_MANY = 1000  # From this number of rows, all candidates need the same margin.
-_ENOUGH = 300  # From this number of rows, the logits may stay uncalibrated.
-_FIRM = "(penalty=1)"  # With this penalty the fit is never far from a temperature.
-_CLEARLY_WORSE = 2  # In standard errors; less regularised ones are then worse too.
-_FEWEST_WRONG = (
-    5  # Wrong rows; with none of 50, one fit ended .47 nats above the temperature.
-)
+# From this number of rows, all candidates need the same margin.
+_MANY = 1000
+# From this number of rows, the logits may stay uncalibrated.
+_ENOUGH = 300
+# With this penalty the fit is never far from a temperature.
+_FIRM = "(penalty=1)"
+# In standard errors; less regularised ones are then worse too.
+_CLEARLY_WORSE = 2
+# Wrong rows; with none of 50, one fit ended .47 nats above the temperature.
+_FEWEST_WRONG = 5
 # Of a class with fewer rows, cross-validation hardly notices that its probability goes to 0.
 _FEWEST_OF_CLASS = 3
-_TIMES_EXPECTED = 10  # A class expected this many times as often is missing.
-_PENALTIES = (1.0, 0.1, 0.01, 0.001)  # From the most to the least regularised.
+# A class expected this many times as often is missing.
+_TIMES_EXPECTED = 10
+# The choice of a saved calibrator, which titles and cards show.
+_NAME = re.compile(r"[a-z_][a-z0-9_=.()+-]{0,100}")
+# From the most to the least regularised.
+_PENALTIES = (1.0, 0.1, 0.01, 0.001)
+
+
+def _is_simple(value: Any) -> bool:
+    return value is None or isinstance(value, int | float | str)
 
 
 @dataclass
 class _Candidate:
     """A candidate and its results in the cross-validation."""
 
-    scaler: affine.Solvable | None  # It can be folded; None means no calibration.
+    # It can be folded; None means no calibration.
+    scaler: affine.Solvable | None
     n_parameters: int
     left_out: str | None = None
-    losses: FloatArray | None = None  # (N,)
-    on_top: float = 1.0  # The temperature of the mapped rows.
+    # The loss (N,) of each row, from a map that was fitted to others.
+    losses: FloatArray | None = None
+    # The temperature of the mapped rows.
+    on_top: float = 1.0
 
     def __post_init__(self) -> None:
         self.method = "identity" if self.scaler is None else method_of(self.scaler)
@@ -78,24 +97,23 @@ class _Candidate:
 
     def judged(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
         """The candidate's entry in `results_`."""
-        nll = None
-        nll_error = None
-        difference = None
-        difference_error = None
-        if self.losses is not None:
-            nll, nll_error = _mean_and_error(self.losses)
-            difference, difference_error = _mean_and_error(self.losses - of_temperature)
-        return {
+        judged: dict[str, Any] = {
             "method": self.method,
             "penalty": self.penalty,
             "n_parameters": self.n_parameters,
-            "nll": nll,
-            "standard_error": nll_error,
-            "difference": difference,
-            "difference_standard_error": difference_error,
+            "nll": None,
+            "standard_error": None,
+            "difference": None,
+            "difference_standard_error": None,
             "chosen": self.name == choice,
             "left_out": self.left_out,
         }
+        if self.losses is not None:
+            mean, error = _mean_and_error(self.losses)
+            judged |= {"nll": mean, "standard_error": error}
+            mean, error = _mean_and_error(self.losses - of_temperature)
+            judged |= {"difference": mean, "difference_standard_error": error}
+        return judged
 
 
 class AutoScaling(AffineScaling):
@@ -124,8 +142,8 @@ class AutoScaling(AffineScaling):
     """
 
     _fitted: ClassVar[Parameters] = {
-        "choice_": Fitted(kind=str),
-        "results_": Fitted(kind=list),
+        "choice_": None,
+        "results_": None,
         "bias_": Fitted(("C",)),
         "weight_": Fitted(("", "C", "CC")),
     }
@@ -148,26 +166,28 @@ class AutoScaling(AffineScaling):
         return f"{settings}: {choice}"
 
     def _is_sound(self) -> bool:
-        """Whether `results_` are dicts of numbers and words."""
-        are_dicts = all(isinstance(result, dict) for result in self.results_)
-        return are_dicts and all(
-            value is None or isinstance(value, int | float | str)
-            for result in self.results_
-            for value in result.values()
-        )
+        """Whether `choice_` is a name, and `results_` are dicts of numbers and words."""
+        if not fits(self.results_, [{str: _is_simple}]):
+            return False
+        return fits(self.choice_, str) and bool(_NAME.fullmatch(self.choice_))
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        check_draws(1, self.random_state, seed_name="random_state")
+        way_out = "5 is enough; more folds cost more fits"
+        check_integer("n_folds", self.n_folds, 2, way_out)
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
         """Select the calibrator and fit it."""
-        check_integer(
-            "n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits"
-        )
+        self._check_settings()
         rows = Rows.checked(logits, labels, multi_label=self.multi_label)
-        if rows.known is not None:  # Rows without a known label contain no information.
+        # Rows without a known label contain no information.
+        if rows.known is not None:
             rows = rows[rows.known.any(axis=1)]
         n = len(rows)
         # Folds are not stratified by class. With the frequencies of the sample in each fold, a calibrator that
         # learns these frequencies would look better than it is on other rows.
-        rng = check_draws(1, self.random_state, seed_name="random_state")
+        rng = np.random.default_rng(self.random_state)
         folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
         sample: Any = slice(None)
         if n > _CHOSEN_ON:
@@ -181,21 +201,20 @@ class AutoScaling(AffineScaling):
         families = _candidates(rows, missing)
         _cross_validate(families, rows[sample], folds[sample])
 
-        candidates = {
-            candidate.name: candidate for family in families for candidate in family
-        }
+        candidates = [candidate for family in families for candidate in family]
         losses = {
-            name: candidate.losses
-            for name, candidate in candidates.items()
+            candidate.name: candidate.losses
+            for candidate in candidates
             if candidate.losses is not None
         }
         self.choice_ = choose(losses)
         self.results_ = [
             candidate.judged(losses["temperature"], self.choice_)
-            for candidate in candidates.values()
+            for candidate in candidates
         ]
-        chosen = candidates[self.choice_]
-        if n > _CHOSEN_ON:  # Fits of all rows need less of an additional temperature.
+        (chosen,) = (each for each in candidates if each.name == self.choice_)
+        # Fits of all rows need less of an additional temperature.
+        if n > _CHOSEN_ON:
             _cross_validate([[chosen]], rows, folds)
 
         found = chosen.solve(rows, Start(temperature))
@@ -248,9 +267,8 @@ def _too_few_rows(rows: Rows) -> str | None:
     if rows.known is not None:
         is_wrong &= rows.known
     n_wrong = np.count_nonzero(is_wrong)
-    if (
-        len(rows) == 1
-    ):  # A candidate would be evaluated on the row that it was fitted to.
+    # A candidate would be evaluated on the row that it was fitted to.
+    if len(rows) == 1:
         return "one row does not tell more than a temperature"
     if n_wrong < _FEWEST_WRONG:
         return f"{n_wrong} wrong rows do not tell more than a temperature"
@@ -273,13 +291,12 @@ def _missing_classes(rows: Rows, temperature: float) -> str | None:
 
     The fit of a class would take its probability towards 0, although these rows may just lack it.
     """
-    n_columns = rows.logits.shape[1]
     if rows.sigmoid:
         known = np.ones(rows.labels.shape, bool) if rows.known is None else rows.known
-        n_ones = np.count_nonzero(rows.labels & known, axis=0)
-        counts = np.stack([known.sum(axis=0) - n_ones, n_ones])
+        of_ones = np.count_nonzero(rows.labels & known, axis=0)
+        counts = np.stack([known.sum(axis=0) - of_ones, of_ones])
     else:
-        counts = np.bincount(rows.labels, minlength=n_columns)[None]
+        counts = np.bincount(rows.labels, minlength=rows.logits.shape[1])[None]
     if counts.min() >= _FEWEST_OF_CLASS:
         return None
 
@@ -287,11 +304,10 @@ def _missing_classes(rows: Rows, temperature: float) -> str | None:
     for part, block in blocks(rows.logits):
         block /= temperature
         if rows.sigmoid:
-            ones = expit(block)
-            expected[1] += ones.sum(axis=0, where=known[part])
-            expected[0] += (1 - ones).sum(axis=0, where=known[part])
+            both = expit([-block, block])
+            expected += both.sum(axis=1, where=known[part])
         else:
-            expected[0] += softmax_in_place(block).sum(axis=0)
+            expected += softmax_in_place(block).sum(axis=0)
     is_rare = counts < _FEWEST_OF_CLASS
     is_missing = is_rare & (expected >= _TIMES_EXPECTED * np.maximum(counts, 1))
     found = np.flatnonzero(is_missing.any(axis=0)).tolist()
@@ -313,7 +329,8 @@ def _no_matrix(rows: Rows) -> str | None:
         return "for two classes it is no more than vector scaling"
     cost = n * c**2
     if cost > _MATRIX_COST:
-        return f"N C^2 = {cost:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
+        limit = f"{_MATRIX_COST:.0e}: its fits would take too long"
+        return f"N C^2 = {cost:.1e} is more than {limit}"
     return None
 
 
@@ -353,9 +370,8 @@ def _cross_validate(
             if last is not None:
                 difference, error = _mean_and_error(candidate.losses - last)
                 if difference > _CLEARLY_WORSE * error:
-                    worse = (
-                        f"{candidate.name} was clearly worse than with a larger penalty"
-                    )
+                    why = "was clearly worse than with a larger penalty"
+                    worse = f"{candidate.name} {why}"
             last = candidate.losses
 
 
@@ -364,14 +380,12 @@ def _temperatures_on_top(
 ) -> FloatArray:
     """The additional temperature (N, 1) of each row, fitted to other rows; set that of the candidate."""
     scales = np.ones((len(mapped), 1))
-    if candidate.method in (
-        "identity",
-        "temperature",
-    ):  # A temperature is found with its own.
+    # A temperature is found with its own.
+    if candidate.method in ("identity", "temperature"):
         return scales
     for split in splits:
-        scales[split.held_out] = ScaledLoss(mapped[split.train]).best_temperature(1.0)
-    candidate.on_top = ScaledLoss(mapped).best_temperature(1.0)
+        scales[split.held_out] = ScaledLoss(mapped[split.train]).best_temperature()
+    candidate.on_top = ScaledLoss(mapped).best_temperature()
     return scales
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.interpolate import make_interp_spline
 from scipy.optimize import LinearConstraint, minimize, minimize_scalar
 from sklearn.isotonic import IsotonicRegression
@@ -33,19 +33,19 @@ from hf_calib.scaling.saved_map import BOUNDS, Fitted, Parameters, check_paramet
 Binning = Literal["uniform", "equal_mass"]
 Multiclass = Literal["one_vs_rest", "joint"]
 
-_OWN_SHARE = (
-    1e-9  # The share of the model's probability, which breaks ties (Zhang et al. 2020).
-)
-_FARTHEST = 30  # The largest factor between the temperature and that of the likelihood.
+# The share of the model's probability, which breaks ties (Zhang et al. 2020).
+_OWN_SHARE = 1e-9
+# The largest factor between the temperature and that of the likelihood.
+_FARTHEST = 30
 
 
 class ClassProbabilityScaling(Scaler):
     """A calibrator of the probability of each class; `predict_proba` makes the rows sum to 1."""
 
-    _fit_curves: Callable[
-        [FloatArray, FloatArray, FloatArray], None
-    ]  # It fits to probs, hits and weights.
-    _recalibrated: Callable[[FloatArray], FloatArray]  # It maps probs (N, C).
+    # It fits to probs, hits and weights.
+    _fit_curves: Callable[[FloatArray, FloatArray, FloatArray], None]
+    # It maps probs (N, C).
+    _recalibrated: Callable[[FloatArray], FloatArray]
 
     def fit(
         self,
@@ -54,13 +54,13 @@ class ClassProbabilityScaling(Scaler):
         sample_weight: ArrayLike | None = None,
     ) -> Any:
         """Fit the curves. Equal-mass bins have equal numbers of examples, whatever the weights."""
+        self._check_settings()
         rows = Rows.checked(logits, labels, sample_weight)
         self.n_classes_ = rows.logits.shape[1]
+        probs = softmax_in_place(rows.logits.astype(np.float64))
         hits = (rows.labels[:, None] == np.arange(self.n_classes_)).astype(np.float64)
         weights = np.ones(len(rows)) if rows.weights is None else rows.weights
-        self._fit_curves(
-            softmax_in_place(rows.logits.astype(np.float64)), hits, weights
-        )
+        self._fit_curves(probs, hits, weights)
         return self
 
     def class_scores(self, logits: ArrayLike) -> FloatArray:
@@ -78,10 +78,10 @@ class ClassProbabilityScaling(Scaler):
         wide = as_fitted_logits(logits, self.n_classes_)
         masked = np.isneginf(wide)
         probs = softmax_in_place(wide)
-        scores = self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(
-            probs.shape
-        )
-        scores[masked] = 0  # The lowest bin may have a frequency above 0.
+        found = self._recalibrated(probs.reshape(-1, self.n_classes_))
+        scores = found.reshape(probs.shape)
+        # The lowest bin may have a frequency above 0.
+        scores[masked] = 0
         return scores, probs
 
 
@@ -115,35 +115,39 @@ class HistogramBinning(ClassProbabilityScaling):
         self.n_bins = n_bins
         self.binning = binning
 
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        check_n_bins(self.n_bins)
+        check_choice("binning", self.binning, get_args(Binning))
+
     def _is_sound(self) -> bool:
         return self.edges_.shape[1] == self.frequencies_.shape[1] + 1
 
     def _fit_curves(
         self, probs: FloatArray, hits: FloatArray, weights: FloatArray
     ) -> None:
-        check_n_bins(self.n_bins)
-        check_choice("binning", self.binning, get_args(Binning))
-        self.edges_ = np.tile(uniform_edges(self.n_bins), (probs.shape[1], 1))
+        n_classes = probs.shape[1]
         if self.binning == "equal_mass":
-            self.edges_ = np.stack(
-                [quantile_edges(np.sort(column), self.n_bins) for column in probs.T]
-            )
-        self.frequencies_ = (self.edges_[:, :-1] + self.edges_[:, 1:]) / 2
-        for edges, found, column, hit in zip(
-            self.edges_, self.frequencies_, probs.T, hits.T, strict=True
-        ):
-            bins = np.searchsorted(edges[1:-1], column)
-            mass, right = (
-                np.bincount(bins, w, self.n_bins) for w in (weights, weights * hit)
-            )
-            np.divide(right, mass, out=found, where=mass > 0)
+            edges = [quantile_edges(np.sort(column), self.n_bins) for column in probs.T]
+        else:
+            edges = [uniform_edges(self.n_bins)] * n_classes
+        self.edges_ = np.stack(edges)
+        midpoints = (self.edges_[:, :-1] + self.edges_[:, 1:]) / 2
+        # The bins of a class follow those of the class before it.
+        slots = (self._bins(probs) + self.n_bins * np.arange(n_classes)).ravel()
+        of_hits = (weights[:, None] * hits).ravel()
+        of_all = np.repeat(weights, n_classes)
+        right = np.bincount(slots, of_hits, midpoints.size).reshape(midpoints.shape)
+        mass = np.bincount(slots, of_all, midpoints.size).reshape(midpoints.shape)
+        self.frequencies_ = np.divide(right, mass, out=midpoints, where=mass > 0)
+
+    def _bins(self, probs: FloatArray) -> NDArray[np.int64]:
+        """The bin (N, C) of each probability among those of its class."""
+        columns = zip(self.edges_[:, 1:-1], probs.T, strict=True)
+        return np.stack([np.searchsorted(*column) for column in columns], axis=1)
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
-        columns = zip(self.frequencies_, self.edges_, probs.T, strict=True)
-        return np.stack(
-            [found[np.searchsorted(edges[1:-1], p)] for found, edges, p in columns],
-            axis=1,
-        )
+        return np.take_along_axis(self.frequencies_.T, self._bins(probs), axis=0)
 
 
 class IsotonicScaling(ClassProbabilityScaling):
@@ -179,44 +183,44 @@ class IsotonicScaling(ClassProbabilityScaling):
     def __init__(self, multiclass: Multiclass = "one_vs_rest") -> None:
         self.multiclass = multiclass
 
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        check_choice("multiclass", self.multiclass, get_args(Multiclass))
+
     def _is_sound(self) -> bool:
         n_curves = 1 if self.multiclass == "joint" else self.n_classes_
         if len(self.sizes_) != n_curves or self.sizes_.sum() != len(self.knots_):
             return False
+        return all(
+            (np.diff(numbers) >= 0).all()
+            for curve in self._curves()
+            for numbers in curve
+        )
+
+    def _curves(self) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Iterate over the knots of each curve and its frequencies there."""
         ends = np.cumsum(self.sizes_)[:-1]
-        curves = np.split(self.knots_, ends) + np.split(self.frequencies_, ends)
-        return all((np.diff(curve) >= 0).all() for curve in curves)
+        frequencies = np.split(self.frequencies_, ends)
+        return zip(np.split(self.knots_, ends), frequencies, strict=True)
+
+    def _columns(self, numbers: FloatArray) -> FloatArray:
+        """The numbers (N, C) of each curve: (C, N), or (1, N C) if all classes share it."""
+        return numbers.reshape(1, -1) if self.multiclass == "joint" else numbers.T
 
     def _fit_curves(
         self, probs: FloatArray, hits: FloatArray, weights: FloatArray
     ) -> None:
-        check_choice("multiclass", self.multiclass, get_args(Multiclass))
         if self.multiclass == "joint":
             weights = np.repeat(weights, probs.shape[1])
-            probs, hits = probs.reshape(-1, 1), hits.reshape(-1, 1)
-        columns = zip(probs.T, hits.T, strict=True)
-        curves = [
-            IsotonicRegression(out_of_bounds="clip").fit(p, hit, weights)
-            for p, hit in columns
-        ]
-        self.sizes_ = np.array([len(curve.X_thresholds_) for curve in curves])
+        columns = zip(self._columns(probs), self._columns(hits), strict=True)
+        curves = [IsotonicRegression().fit(*column, weights) for column in columns]
         self.knots_ = np.concatenate([curve.X_thresholds_ for curve in curves])
         self.frequencies_ = np.concatenate([curve.y_thresholds_ for curve in curves])
+        self.sizes_ = np.array([len(curve.X_thresholds_) for curve in curves])
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
-        ends = np.cumsum(self.sizes_)[:-1]
-        columns = (
-            probs.T if len(self.sizes_) > 1 else probs.reshape(1, -1)
-        )  # All share one curve.
-        curves = zip(
-            columns,
-            np.split(self.knots_, ends),
-            np.split(self.frequencies_, ends),
-            strict=True,
-        )
-        return np.stack(
-            [np.interp(p, knots, found) for p, knots, found in curves], axis=1
-        )
+        columns = zip(self._columns(probs), self._curves(), strict=True)
+        return np.stack([np.interp(p, *curve) for p, curve in columns], axis=1)
 
 
 class SplineScaling(Scaler):
@@ -251,14 +255,16 @@ class SplineScaling(Scaler):
     def __init__(self, *, n_knots: int = 6) -> None:
         self.n_knots = n_knots
 
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        check_integer("n_knots", self.n_knots, 4, "the paper uses 6")
+
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> SplineScaling:
         """Fit the curve to at least `n_knots` rows."""
-        check_integer("n_knots", self.n_knots, 4, "the paper uses 6")
+        self._check_settings()
         rows = Rows.checked(logits, labels)
-        n, requirement = (
-            len(rows),
-            f"logits to hold at least n_knots={self.n_knots} rows",
-        )
+        n = len(rows)
+        requirement = f"logits to hold at least n_knots={self.n_knots} rows"
         check(n >= self.n_knots, requirement, n, "use TemperatureScaling")
         confidences = np.concatenate(
             [softmax_in_place(z).max(axis=1) for _, z in blocks(rows.logits)]
@@ -266,32 +272,27 @@ class SplineScaling(Scaler):
         levels, level, sizes = np.unique(
             confidences, return_inverse=True, return_counts=True
         )
+        is_correct = rows.logits.argmax(axis=1) == rows.labels
         # Equal confidences share their mean accuracy, and the mean slope.
-        gaps = (
-            np.bincount(level, rows.logits.argmax(axis=1) == rows.labels) / sizes
-            - levels
-        )
-        # All splines are weighted sums of one spline per knot, which is 1 there and 0 at the other knots.
+        gaps = np.bincount(level, is_correct) / sizes - levels
+        cumulated = np.cumsum(np.repeat(gaps, sizes)) / n
+        # All splines are weighted sums of one spline per knot, which is 1 there and 0 at the others.
         knots = np.linspace(0, 1, self.n_knots)
         basis = make_interp_spline(knots, np.eye(self.n_knots), bc_type="natural")
         steps = np.linspace(0, 1, n)
-        heights = np.linalg.lstsq(
-            basis(steps), np.cumsum(np.repeat(gaps, sizes)) / n, rcond=None
-        )[0]
-        slopes = (
-            np.bincount(np.sort(level), basis.derivative()(steps) @ heights) / sizes
-        )
-        self.scores_, self.accuracies_ = levels, np.clip(levels + slopes, 0, 1)
+        heights = np.linalg.lstsq(basis(steps), cumulated, rcond=None)[0]
+        slopes = basis.derivative()(steps) @ heights
+        mean_slopes = np.bincount(np.sort(level), slopes) / sizes
+        self.scores_ = levels
+        self.accuracies_ = np.clip(levels + mean_slopes, 0, 1)
         self.n_classes_ = rows.logits.shape[1]
         return self
 
     def predict_confidence(self, logits: ArrayLike) -> FloatArray:
         """Return r, the calibrated confidence (...) in [0, 1] of the predicted class, for logits (..., C)."""
         check_is_fitted(self, "scores_")
-        confidences = softmax_in_place(as_fitted_logits(logits, self.n_classes_)).max(
-            axis=-1
-        )
-        return np.interp(confidences, self.scores_, self.accuracies_)
+        probs = softmax_in_place(as_fitted_logits(logits, self.n_classes_))
+        return np.interp(probs.max(axis=-1), self.scores_, self.accuracies_)
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the probabilities in the shape of the logits, float64; rows sum to 1."""
@@ -299,17 +300,18 @@ class SplineScaling(Scaler):
         rows = as_fitted_logits(logits, self.n_classes_).reshape(-1, self.n_classes_)
         predicted = np.arange(len(rows)), rows.argmax(axis=1)
         rows[predicted] = -np.inf
-        alone = np.isneginf(rows.max(axis=1))  # All other classes are masked.
-        rows[~alone] = softmax_in_place(rows[~alone])
-        rows[alone], confidence[alone] = 0.0, 1.0
+        # Where all other classes are masked, they share nothing, equally.
+        is_alone = np.isneginf(rows.max(axis=1))
+        rows[is_alone] = 0
+        confidence[is_alone] = 1
+        softmax_in_place(rows)
+        # The predicted class is at least as probable as the next one.
+        rows[predicted] = 0
         runner_up = rows.max(axis=1)
-        confidence = np.maximum(
-            confidence, runner_up / (1 + runner_up)
-        )  # At least a tie.
+        confidence = np.maximum(confidence, runner_up / (1 + runner_up))
         rows *= (1 - confidence)[:, None]
-        rows[predicted] = np.maximum(
-            confidence, np.nextafter(rows.max(axis=1), 1)
-        )  # It stays first.
+        just_above = np.nextafter(rows.max(axis=1), 1)
+        rows[predicted] = np.maximum(confidence, just_above)
         return rows.reshape(np.shape(logits))
 
 
@@ -347,64 +349,52 @@ class EnsembleTemperatureScaling(Scaler):
         loss.warn(self.temperature_)
         if not loss.is_constant:
             self.temperature_ = _least_squares_temperature(rows, self.temperature_)
-        products, own = np.zeros((3, 3)), np.zeros(3)
+        products = np.zeros((3, 3))
+        own = np.zeros(3)
         for part, block in blocks(rows.logits):
-            parts = np.stack(_parts(block, self.temperature_))
+            parts = _parts(block, self.temperature_)
+            of_labels = parts[:, np.arange(len(block)), rows.labels[part]]
             products += np.einsum("inc,jnc->ij", parts, parts) / len(rows)
-            own += parts[:, np.arange(len(block)), rows.labels[part]].sum(axis=1) / len(
-                rows
-            )
+            own += of_labels.sum(axis=1) / len(rows)
 
         def error(weights: FloatArray) -> tuple[float, FloatArray]:
             slope = products @ weights - own
             return float(weights @ (slope - own) / 2), slope
 
-        simplex = {
-            "bounds": [(0, 1)] * 3,
-            "constraints": LinearConstraint(np.ones((1, 3)), 1, 1),
-        }
-        options = {"ftol": 1e-16, "maxiter": 300}
+        start = np.full(3, 1 / 3)
+        simplex = LinearConstraint(np.ones((1, 3)), 1, 1)
         found = minimize(
             error,
-            np.full(3, 1 / 3),
+            start,
             jac=True,
             method="SLSQP",
-            options=options,
-            **simplex,
+            bounds=[(0, 1)] * 3,
+            constraints=simplex,
+            options={"ftol": 1e-16, "maxiter": 300},
         )
-        self.weights_ = found.x.clip(0) / found.x.clip(0).sum()
+        weights = found.x.clip(0)
+        self.weights_ = weights / weights.sum()
         self.n_classes_ = rows.logits.shape[1]
         return self
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the mixture in float64; logits of any shape that ends in C."""
         check_parameters(self, "temperature_", "weights_")
-        first, second, third = _parts(
-            as_fitted_logits(logits, self.n_classes_), self.temperature_
-        )
-        mixture = (
-            self.weights_[0] * first
-            + self.weights_[1] * second
-            + self.weights_[2] * third
-        )
-        if (
-            self.weights_[2] > 1 - _OWN_SHARE
-        ):  # The uniform part alone would rank nothing.
-            mixture += _OWN_SHARE * (second - third)
+        given = as_fitted_logits(logits, self.n_classes_)
+        parts = _parts(given, self.temperature_)
+        mixture = np.tensordot(self.weights_, parts, axes=1)
+        # The uniform part alone would rank nothing.
+        if self.weights_[2] > 1 - _OWN_SHARE:
+            mixture += _OWN_SHARE * (parts[1] - parts[2])
         return mixture
 
 
-def _parts(
-    logits: FloatArray, temperature: float
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The scaled, the plain and the uniform probabilities, which overwrite the logits."""
-    allowed = np.isfinite(logits)
+def _parts(logits: FloatArray, temperature: float) -> FloatArray:
+    """The scaled, the plain and the uniform probabilities (3, ..., C); the logits are overwritten."""
+    is_allowed = np.isfinite(logits)
     scaled = softmax_in_place(logits / temperature)
-    return (
-        scaled,
-        softmax_in_place(logits),
-        allowed / allowed.sum(axis=-1, keepdims=True),
-    )
+    uniform = is_allowed / is_allowed.sum(axis=-1, keepdims=True)
+    return np.stack([scaled, softmax_in_place(logits), uniform])
 
 
 def _least_squares_temperature(rows: Rows, likely: float) -> float:
@@ -414,10 +404,8 @@ def _least_squares_temperature(rows: Rows, likely: float) -> float:
         total = 0.0
         for part, block in blocks(rows.logits):
             probs = softmax_in_place(block / np.exp(log_temperature))
-            total += (
-                np.vdot(probs, probs)
-                - 2 * probs[np.arange(len(probs)), rows.labels[part]].sum()
-            )
+            of_labels = probs[np.arange(len(probs)), rows.labels[part]]
+            total += np.vdot(probs, probs) - 2 * of_labels.sum()
         return float(total) / len(rows)
 
     grid = np.log(likely) + np.log(_FARTHEST) * np.linspace(-1, 1, 25)

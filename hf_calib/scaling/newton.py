@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_softmax
 
-from hf_calib.metrics.checks import FloatArray, check_flag, check_weights
+from hf_calib.metrics.checks import FloatArray, check_weights
 from hf_calib.scaling._base import (
     AffineMap,
     as_binary_labels,
@@ -35,21 +35,26 @@ from hf_calib.scaling._base import (
 )
 from hf_calib.scaling.saved_map import BOUNDS
 
-_LEFT_TO_GAIN = 1e-7  # In nats per example, before the last step.
+# In nats per example, before the last step.
+_LEFT_TO_GAIN = 1e-7
 _MAX_STEPS = 200
-_MAX_PRODUCTS = 250  # Products with the Hessian for one step.
-_KEPT = 2**20  # The most probabilities kept for products; the rest is recomputed.
-_LEAST_STEP = (
-    1e-8  # If not even this Newton step lowers the value, only rounding is left.
-)
+# Products with the Hessian for one step.
+_MAX_PRODUCTS = 250
+# The most probabilities kept for products; the rest is recomputed.
+_KEPT = 2**20
+# The shares of a Newton step that are tried; if none lowers the value, only rounding is left.
+_SIZES = 0.5 ** np.arange(27)
 
-_SMALL_STEP = (
-    1e-5  # In log T; after a Newton step this small, twice as many digits are correct.
-)
-_FAR = np.log(4)  # The farthest step of bisection.
-_MOST_STEPS = 100  # Bisection alone would need about 40.
-_SAMPLE_STEP = 16  # With many rows, every 16th row gives the first guess.
-_MASKED = -1e150  # It replaces -inf, whose product with a weight of 0 would be NaN.
+# In log T; after a Newton step this small, twice as many digits are correct.
+_SMALL_STEP = 1e-5
+# The farthest step of bisection.
+_FAR = np.log(4)
+# Bisection alone would need about 40.
+_MOST_STEPS = 100
+# With many rows, every 16th row gives the first guess.
+_SAMPLE_STEP = 16
+# It replaces -inf, whose product with a weight of 0 would be NaN.
+_MASKED = -1e150
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,10 @@ class Rows:
 
     logits: NDArray[Any]
     labels: NDArray[Any]
-    weights: FloatArray | None = None  # (N,), above 0 with mean 1.
-    known: NDArray[np.bool_] | None = (
-        None  # (N, C) for sigmoids; None if all are known.
-    )
+    # (N,), above 0 with mean 1.
+    weights: FloatArray | None = None
+    # (N, C) for sigmoids; None if all are known.
+    known: NDArray[np.bool_] | None = None
 
     @classmethod
     def checked(
@@ -72,29 +77,25 @@ class Rows:
         multi_label: bool = False,
     ) -> Rows:
         """Check the arguments of a user, and return the rows that count."""
-        check_flag("multi_label", multi_label)
         matrix = as_matrix(logits, least_columns=1 if multi_label else 2)
         if multi_label:
             positive, known = as_binary_labels(labels, matrix)
             return cls(matrix, positive, known=known)
-        rows = cls(
-            matrix, as_class_labels(labels, matrix), check_weights(weights, len(matrix))
-        )
+        numbers = as_class_labels(labels, matrix)
+        shares = check_weights(weights, len(matrix))
+        rows = cls(matrix, numbers, shares)
         if rows.weights is None:
             return rows
-        if rows.weights.all():
-            return rows[:]  # The weights get the mean 1.
-        return rows[rows.weights > 0]
+        # A part of the rows has weights of mean 1, and a slice does not copy the logits.
+        return rows[:] if rows.weights.all() else rows[rows.weights > 0]
 
     def __len__(self) -> int:
         return len(self.logits)
 
     def __getitem__(self, chosen: Any) -> Rows:
-        weights = (
-            None
-            if self.weights is None
-            else self.weights[chosen] / self.weights[chosen].mean()
-        )
+        weights = None if self.weights is None else self.weights[chosen]
+        if weights is not None:
+            weights = weights / weights.mean()
         known = None if self.known is None else self.known[chosen]
         return Rows(self.logits[chosen], self.labels[chosen], weights, known)
 
@@ -147,20 +148,17 @@ class ScaledLoss:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows.two_classes() if rows.sigmoid else rows
         n = len(self.rows)
-        self.largest = np.empty(n)
-        self.correct = np.empty(n)
-        gap_of_label = np.empty(n)  # The logit of the label minus the largest logit.
-        mean_gap = np.empty(n)
-        for part, block in blocks(self.rows.logits):
-            each = np.arange(len(block))
-            predicted = block.argmax(axis=1)
-            labels = self.rows.labels[part]
-            self.correct[part] = predicted == labels
-            self.largest[part] = block[each, predicted]
-            block -= self.largest[part, None]
-            gap_of_label[part] = block[each, labels]
-            mean_gap[part] = _mean_of_finite(block)
+        logits = self.rows.logits
         self.weights = np.ones(n) if self.rows.weights is None else self.rows.weights
+        self.largest = logits.max(axis=1).astype(np.float64)
+        gap_of_label = logits[np.arange(n), self.rows.labels] - self.largest
+        # Differences come before the mean, so that equal logits have no drift at all.
+        mean_gap = np.concatenate(
+            [
+                _mean_of_finite(block - self.largest[part, None])
+                for part, block in blocks(logits)
+            ]
+        )
         self.drift = float((mean_gap - gap_of_label) @ self.weights) / n
         self.shortfall = float(-gap_of_label @ self.weights) / n
         self.is_constant = self.drift == 0 == self.shortfall
@@ -181,9 +179,8 @@ class ScaledLoss:
         """Warn if the data do not determine T; `stacklevel` 3 is the caller of the method that calls this one."""
         problem = self.problem(temperature)
         if problem:
-            warn_undetermined(
-                f"the temperature: {problem}. It is {temperature:g}", stacklevel + 1
-            )
+            what = f"the temperature: {problem}. It is {temperature:g}"
+            warn_undetermined(what, stacklevel + 1)
 
     def _gaps(self) -> Iterator[tuple[slice, FloatArray]]:
         """The logits minus the largest logit of the row."""
@@ -223,9 +220,8 @@ class ScaledLoss:
     def masses(self, betas: FloatArray) -> dict[float, FloatArray]:
         """The softmax denominators (N,) at each beta: the largest probability of a row is 1 / mass."""
         found = {beta: np.empty(len(self.rows)) for beta in betas.tolist()}
-        roots = [
-            beta for beta in found if beta / 2 not in found
-        ]  # Other exponentials are squares.
+        # Other exponentials are squares.
+        roots = [beta for beta in found if beta / 2 not in found]
         for part, gaps in self._gaps():
             ones = np.ones(gaps.shape[1])
             powers = np.empty_like(gaps)
@@ -252,26 +248,28 @@ class ScaledLoss:
         masses = np.stack([*self.masses(nodes).values()])
         return (row @ masses for row in weights.T)
 
-    def best_temperature(self, guess: float | None = None) -> float:
+    def best_temperature(self) -> float:
         """The T within `BOUNDS` with the lowest value; 1 if the value does not depend on T."""
         if self.is_constant:
             return 1.0
         if self.drift >= 0:
             return BOUNDS[1]
-        if guess is None and len(self.rows) >= 100 * _SAMPLE_STEP:
-            guess = ScaledLoss(self.rows[::_SAMPLE_STEP]).best_temperature()
+        if len(self.rows) >= 100 * _SAMPLE_STEP:
+            first = 1 / ScaledLoss(self.rows[::_SAMPLE_STEP]).best_temperature()
+        else:
+            # Labels are assumed to be about 3 nats ahead.
+            first = -3 / self.drift
         # If each label is ranked first, one more example with an unknown label is added.
         target = self.shortfall or -self.drift / (len(self.rows) + 1)
         least = -np.log(BOUNDS[1])
         most = -np.log(BOUNDS[0])
-        # Without better information, labels are assumed to be about 3 nats ahead.
-        first = -3 / self.drift if guess is None or guess == BOUNDS[1] else 1 / guess
         log_beta = np.log(first).clip(least, most)
         step = np.inf
         for _ in range(_MOST_STEPS):
             beta = np.exp(log_beta)
             here = self.at(beta)
-            gap = self.shortfall - here.slope  # It falls to the target.
+            # It falls to the target.
+            gap = self.shortfall - here.slope
             if gap < target:
                 most = log_beta
             else:
@@ -300,7 +298,8 @@ def _mean_of_finite(block: FloatArray) -> FloatArray:
     if block.min() == -np.inf:
         return block.mean(axis=1, where=np.isfinite(block))
     n_classes = block.shape[1]
-    return block @ np.full(n_classes, 1 / n_classes)  # This is faster.
+    # A product with equal shares is faster than a mean.
+    return block @ np.full(n_classes, 1 / n_classes)
 
 
 class Ridges(NamedTuple):
@@ -315,43 +314,32 @@ class Ridges(NamedTuple):
 class Start:
     """Where the fit of a map begins, and when it may end."""
 
-    temperature: float  # The best temperature of the rows.
-    near: AffineMap | None = (
-        None  # A map of similar rows, as with another penalty; None begins at the temperature.
-    )
-    nats: float = (
-        _LEFT_TO_GAIN  # The most that the fit may be above the lowest loss, per row.
-    )
+    # The best temperature of the rows.
+    temperature: float
+    # A map of similar rows, as with another penalty; None begins at the temperature.
+    near: AffineMap | None = None
+    # The most that the fit may be above the lowest loss, per row.
+    nats: float = _LEFT_TO_GAIN
 
 
 def fit_affine(rows: Rows, ridges: Ridges, start: Start) -> AffineMap:
     """The affine map whose mean loss, with the ridges of a map of logits / temperature, is the lowest."""
-    kind = _VectorLoss if ridges.between is None else _MatrixLoss
-    loss = kind(rows, start.temperature, ridges)
+    loss = _Loss(rows, start.temperature, ridges)
+    point_at = _VectorPoint if ridges.between is None else _MatrixPoint
     theta = loss.parameters(start.near or AffineMap(np.array(1 / start.temperature)))
-    point = loss.at(theta)
+    point = point_at(loss, theta)
     for _ in range(_MAX_STEPS):
         step, gain = _newton_step(point, start.nats)
         if gain <= start.nats:
-            return loss.map(theta + step)
-        size = 1.0
-        trial = loss.at(theta + step)
-        while trial.value > point.value - 1e-4 * size * gain:
-            size *= _shorter(point.value, trial.value, size, gain)
-            if size < _LEAST_STEP:
-                return loss.map(theta)
-            trial = loss.at(theta + size * step)
-        theta = theta + size * step
+            return loss.map(point.theta + step)
+        for size in _SIZES:
+            trial = point_at(loss, point.theta + size * step)
+            if trial.value <= point.value - 1e-4 * size * gain:
+                break
+        else:
+            return loss.map(point.theta)
         point = trial
-    return loss.map(theta)
-
-
-def _shorter(value: float, value_there: float, size: float, gain: float) -> float:
-    """The factor by which a step that is too long is shortened: 0.1 to 0.5."""
-    # This is the minimum of the parabola through both values and the slope, which is -2 gain.
-    excess = value_there - value + 2 * gain * size
-    parabola = gain * size / excess if np.isfinite(excess) else 0.0
-    return min(max(parabola, 0.1), 0.5)
+    return loss.map(point.theta)
 
 
 def _newton_step(point: _Point, nats: float) -> tuple[Any, float]:
@@ -367,7 +355,8 @@ def _newton_step(point: _Point, nats: float) -> tuple[Any, float]:
             break
         curved = point.times_hessian(direction)
         curvature = float(np.vdot(direction, curved))
-        if curvature <= 0:  # The loss is flat up to rounding.
+        # The loss is flat up to rounding.
+        if curvature <= 0:
             break
         step += size / curvature * direction
         residual -= size / curvature * curved
@@ -376,6 +365,46 @@ def _newton_step(point: _Point, nats: float) -> tuple[Any, float]:
         size = float(np.vdot(residual, divided))
         direction = divided + size / last * direction
     return step, -float(np.vdot(point.gradient, step)) / 2
+
+
+class _Loss:
+    """The mean loss of logits / unit with its ridges, as a function of the rows b and w, or b and W'."""
+
+    def __init__(self, rows: Rows, unit: float, ridges: Ridges) -> None:
+        self.rows = rows
+        self.unit = unit
+        self.ridges = ridges
+        self.weights = np.ones(len(rows)) if rows.weights is None else rows.weights
+        self.has_masks = rows.logits.min() == -np.inf
+        n_classes = rows.logits.shape[1]
+        # The sums over the rows, by their labels, of 1 and of the label's feature.
+        scores = rows.logits[np.arange(len(rows)), rows.labels].astype(np.float64)
+        counts = np.bincount(rows.labels, self.weights, n_classes)
+        sums = np.bincount(rows.labels, self.weights * scores, n_classes)
+        self.of_labels = np.stack([counts, sums / unit])
+        if ridges.between is None:
+            own = np.ones((1, n_classes))
+            squares_of_weights = own * ridges.own
+        else:
+            own = np.eye(n_classes)
+            squares_of_weights = np.where(own, ridges.own, ridges.between)
+        # The parameters to which the ridges shrink, and the factor of each square.
+        self.identity = np.vstack([np.zeros(n_classes), own])
+        self.factors = np.vstack([np.full(n_classes, ridges.bias), squares_of_weights])
+
+    def parameters(self, found: AffineMap) -> FloatArray:
+        """The parameters of an affine map of the logits."""
+        own = self.identity[1:]
+        weight = found.weight * self.unit
+        bias = found(np.zeros(own.shape[1]))
+        return np.vstack([bias, weight.T if weight.ndim == 2 else weight * own])
+
+    def map(self, theta: FloatArray) -> AffineMap:
+        """The affine map of the logits with these parameters."""
+        weight = theta[1] if self.ridges.between is None else theta[1:].T
+        # A common offset changes no probability.
+        bias = theta[0] - theta[0].mean()
+        return AffineMap(weight / self.unit, bias)
 
 
 class _Block(NamedTuple):
@@ -388,103 +417,78 @@ class _Block(NamedTuple):
     losses: FloatArray
 
 
-class _Moments:
-    """Sums over the rows, by class: of p and of p^2, each times 1, x and x^2."""
+class _Point:
+    """The penalised loss at certain parameters, for Newton's method."""
 
-    def __init__(self, n_classes: int) -> None:
-        self.sums = np.zeros((3, n_classes))
-        self.squares = np.zeros((3, n_classes))
+    def __init__(self, loss: _Loss, theta: FloatArray) -> None:
+        self.theta = theta
+        self._loss = loss
+        self._n = len(loss.rows)
+        # Sums over the rows, by class: of p and of p^2, each times 1, x and x^2.
+        self._sums = np.zeros((3, theta.shape[1]))
+        self._squares = np.zeros((3, theta.shape[1]))
+        total: Any = 0.0
+        for block in self._blocks():
+            total += block.losses @ block.weights
+            self._add(block)
+        off = theta - loss.identity
+        self.value = total / self._n + float(np.vdot(loss.factors, np.square(off)))
+        self.gradient = self._slope() / self._n + 2 * loss.factors * off
+        self._curvatures = (self._sums - self._squares) / self._n
+        self._inverse = _inverse_blocks(self._curvatures, loss.ridges)
 
-    def add(self, block: _Block, first: FloatArray) -> None:
-        """Add a block, whose p x are given."""
+    def _blocks(self) -> Iterator[_Block]:
+        """Iterate over the rows."""
+        loss = self._loss
+        for part, features in blocks(loss.rows.logits):
+            labels = loss.rows.labels[part]
+            features *= 1 / loss.unit
+            masked = np.isneginf(features) if loss.has_masks else None
+            if masked is not None:
+                features[masked] = 0
+            probs = self._scores(features)
+            probs += self.theta[0]
+            if masked is not None:
+                probs[masked] = -np.inf
+            probs -= probs.max(axis=1)[:, None]
+            of_labels = probs[np.arange(len(labels)), labels]
+            np.exp(probs, out=probs)
+            # A product with ones is faster than a sum over rows.
+            mass = probs @ np.ones(probs.shape[1])
+            probs *= (1 / mass)[:, None]
+            losses = np.log(mass) - of_labels
+            yield _Block(loss.weights[part], labels, features, probs, losses)
+
+    def _add_moments(self, block: _Block) -> FloatArray:
+        """Add the sums of a block, and return its p x."""
         weights = block.weights
         probs = block.probs
-        self.sums += (
-            weights @ probs,
-            weights @ first,
-            weights @ (first * block.features),
-        )
-        self.squares += (
+        first = probs * block.features
+        second = first * block.features
+        self._sums += weights @ probs, weights @ first, weights @ second
+        self._squares += (
             weights @ (probs * probs),
             weights @ (first * probs),
             weights @ (first * first),
         )
-
-    def curvatures(self, n: int) -> FloatArray:
-        """The means of p (1 - p), times 1, x and x^2."""
-        return (self.sums - self.squares) / n
-
-
-class _PenalisedLoss:
-    """The mean loss of logits / unit with its ridges, as a function of the rows b and w, or b and W'."""
-
-    def __init__(
-        self,
-        rows: Rows,
-        unit: float,
-        ridges: Ridges,
-        own: FloatArray,
-        factors: FloatArray,
-    ) -> None:
-        self.rows = rows
-        self.unit = unit
-        self.ridges = ridges
-        n_classes = rows.logits.shape[1]
-        # The parameters to which the ridges shrink, and the factor of each square.
-        self.identity = np.vstack([np.zeros(n_classes), own])
-        self.factors = np.vstack([np.full(n_classes, ridges.bias), factors])
-        self._masks = rows.logits.min() == -np.inf
-        self._weights = np.ones(len(rows)) if rows.weights is None else rows.weights
-
-    def map(self, theta: FloatArray) -> AffineMap:
-        """The affine map of the logits with these parameters."""
-        bias = theta[0] - theta[0].mean()  # A common offset changes no probability.
-        return AffineMap(self._weight(theta) / self.unit, bias)
-
-    def _weight(self, theta: FloatArray) -> FloatArray:
-        raise NotImplementedError
-
-    def _scores(self, features: FloatArray, theta: FloatArray) -> FloatArray:
-        """The mapped features, without the bias."""
-        raise NotImplementedError
-
-    def blocks_at(self, theta: FloatArray) -> Iterator[_Block]:
-        """Iterate over the rows at a point."""
-        for part, features in blocks(self.rows.logits):
-            labels = self.rows.labels[part]
-            features *= 1 / self.unit
-            masked = np.isneginf(features) if self._masks else None
-            if masked is not None:
-                features[masked] = 0
-            probs = self._scores(features, theta)
-            probs += theta[0]
-            if masked is not None:
-                probs[masked] = -np.inf
-            probs -= probs.max(axis=1)[:, None]
-            own = probs[np.arange(len(labels)), labels]
-            np.exp(probs, out=probs)
-            mass = probs @ np.ones(probs.shape[1])
-            probs *= (1 / mass)[:, None]
-            yield _Block(
-                self._weights[part], labels, features, probs, np.log(mass) - own
-            )
-
-
-class _Point:
-    """The penalised loss at certain parameters, for Newton's method."""
-
-    def __init__(
-        self, loss: _PenalisedLoss, theta: FloatArray, total: float, slope: FloatArray
-    ) -> None:
-        self._n = len(loss.rows)
-        self._factors = loss.factors
-        off = theta - loss.identity
-        self.value = total / self._n + float(np.vdot(loss.factors, np.square(off)))
-        self.gradient = slope / self._n + 2 * loss.factors * off
+        return first
 
     def times_hessian(self, direction: FloatArray) -> FloatArray:
         """The product of the Hessian with a direction of the parameters."""
-        return self._product(direction) / self._n + 2 * self._factors * direction
+        ridges = 2 * self._loss.factors * direction
+        return self._product(direction) / self._n + ridges
+
+    def _scores(self, features: FloatArray) -> FloatArray:
+        """The mapped features, without the bias."""
+        raise NotImplementedError
+
+    def _add(self, block: _Block) -> None:
+        """Add a block to the sums, and keep what the products need of it."""
+        raise NotImplementedError
+
+    def _slope(self) -> FloatArray:
+        """The sum over the rows of the slopes by the parameters, without the ridges."""
+        raise NotImplementedError
 
     def _product(self, direction: FloatArray) -> FloatArray:
         """The sum over the rows, without the ridges."""
@@ -505,63 +509,25 @@ def _inverse_blocks(curvatures: FloatArray, ridges: Ridges) -> FloatArray:
     return np.array([[own, -first], [-first, bias]]) / determinant
 
 
-# ---- A weight for each class ----
-
-
-class _VectorLoss(_PenalisedLoss):
-    def __init__(self, rows: Rows, unit: float, ridges: Ridges) -> None:
-        own = np.ones((1, rows.logits.shape[1]))
-        super().__init__(rows, unit, ridges, own, factors=own * ridges.own)
-
-    def parameters(self, found: AffineMap) -> FloatArray:
-        """The parameters of an affine map of the logits."""
-        own = found.weight * self.unit * self.identity[1:]
-        return np.vstack([found(np.zeros(own.shape[1])), own])
-
-    def _weight(self, theta: FloatArray) -> FloatArray:
-        return theta[1]
-
-    def _scores(self, features: FloatArray, theta: FloatArray) -> FloatArray:
-        return features * theta[1]
-
-    def at(self, theta: FloatArray) -> _VectorPoint:
-        """The loss with these parameters."""
-        n, n_classes = self.rows.logits.shape
-        moments = _Moments(n_classes)
-        total: Any = 0.0
-        slope = np.zeros_like(theta)
-        kept = []
-        for block in self.blocks_at(theta):
-            total += block.losses @ block.weights
-            first = block.probs * block.features
-            moments.add(block, first)
-            own = block.features[np.arange(len(block.labels)), block.labels]
-            slope[0] -= np.bincount(block.labels, block.weights, n_classes)
-            slope[1] -= np.bincount(block.labels, block.weights * own, n_classes)
-            if n * n_classes <= _KEPT:
-                kept.append((block.weights, first, block.probs))
-        slope += moments.sums[:2]
-        return _VectorPoint(self, theta, total, slope, moments, kept)
-
-
 class _VectorPoint(_Point):
-    def __init__(
-        self,
-        loss: _VectorLoss,
-        theta: FloatArray,
-        total: float,
-        slope: FloatArray,
-        moments: _Moments,
-        kept: list[tuple[FloatArray, FloatArray, FloatArray]],
-    ) -> None:
-        super().__init__(loss, theta, total, slope)
-        self._loss = loss
-        self._theta = theta
-        self._sums = moments.sums
-        self._kept = (
-            kept  # The weights, p x and p of all rows; nothing if there are too many.
-        )
-        self._inverse = _inverse_blocks(moments.curvatures(self._n), loss.ridges)
+    """A point of a map with a weight for each class."""
+
+    def __init__(self, loss: _Loss, theta: FloatArray) -> None:
+        # The weights, p x and p of all rows; nothing if there are too many.
+        self._kept: list[tuple[FloatArray, FloatArray, FloatArray]] = []
+        # This adds the blocks.
+        super().__init__(loss, theta)
+
+    def _scores(self, features: FloatArray) -> FloatArray:
+        return features * self.theta[1]
+
+    def _add(self, block: _Block) -> None:
+        first = self._add_moments(block)
+        if self._loss.rows.logits.size <= _KEPT:
+            self._kept.append((block.weights, first, block.probs))
+
+    def _slope(self) -> FloatArray:
+        return self._sums[:2] - self._loss.of_labels
 
     def _product(self, direction: FloatArray) -> FloatArray:
         total = direction[0] * self._sums[:2] + direction[1] * self._sums[1:]
@@ -571,70 +537,11 @@ class _VectorPoint(_Point):
         return total
 
     def _recomputed(self) -> Iterator[tuple[FloatArray, FloatArray, FloatArray]]:
-        for block in self._loss.blocks_at(self._theta):
+        for block in self._blocks():
             yield block.weights, block.features * block.probs, block.probs
 
     def divided(self, direction: FloatArray) -> FloatArray:
         return np.einsum("ijc,jc->ic", self._inverse, direction)
-
-
-# ---- A matrix ----
-
-
-class _MatrixLoss(_PenalisedLoss):
-    def __init__(self, rows: Rows, unit: float, ridges: Ridges) -> None:
-        assert ridges.between is not None
-        own = np.eye(rows.logits.shape[1])
-        super().__init__(
-            rows, unit, ridges, own, factors=np.where(own, ridges.own, ridges.between)
-        )
-        self.between = ridges.between
-        # Single precision is enough for the products, unless some directions may be nearly flat.
-        least_ridge = min(ridges.between, ridges.bias)
-        self._narrow: Any = np.float32 if least_ridge > 1e-6 else np.float64
-
-    def parameters(self, found: AffineMap) -> FloatArray:
-        """The parameters of an affine map of the logits."""
-        weight = found.weight * self.unit
-        own = weight.T if weight.ndim == 2 else weight * self.identity[1:]
-        return np.vstack([found(np.zeros(own.shape[1])), own])
-
-    def _weight(self, theta: FloatArray) -> FloatArray:
-        return theta[1:].T
-
-    def _scores(self, features: FloatArray, theta: FloatArray) -> FloatArray:
-        return features @ theta[1:]
-
-    def at(self, theta: FloatArray) -> _MatrixPoint:
-        """The loss with these parameters."""
-        n_classes = self.rows.logits.shape[1]
-        moments = _Moments(n_classes)
-        total: Any = 0.0
-        mixed: Any = 0.0  # p (1 - p) x_i x_j, of all classes.
-        slope = np.zeros_like(theta)
-        kept = []
-        for block in self.blocks_at(theta):
-            weights = block.weights
-            probs = block.probs
-            total += block.losses @ weights
-            moments.add(block, probs * block.features)
-            spread = weights * (1 - np.einsum("nc,nc->n", probs, probs))
-            probs *= weights[:, None]
-            narrow = _KeptBlock(
-                *(
-                    each.astype(self._narrow)
-                    for each in (weights, block.features, probs)
-                )
-            )
-            kept.append(narrow)
-            mixed += (
-                narrow.features * spread.astype(self._narrow)[:, None]
-            ).T @ narrow.features
-            probs[np.arange(len(block.labels)), block.labels] -= weights
-            slope[0] -= np.bincount(block.labels, weights, n_classes)
-            slope[1:] += block.features.T @ probs
-        slope[0] += moments.sums[0]
-        return _MatrixPoint(self, theta, total, slope, moments, mixed, kept)
 
 
 class _KeptBlock(NamedTuple):
@@ -642,34 +549,58 @@ class _KeptBlock(NamedTuple):
 
     weights: FloatArray
     features: FloatArray
-    mass: FloatArray  # The probabilities times the weights.
+    # The probabilities times the weights.
+    mass: FloatArray
 
 
 class _MatrixPoint(_Point):
-    def __init__(
-        self,
-        loss: _MatrixLoss,
-        theta: FloatArray,
-        total: float,
-        slope: FloatArray,
-        moments: _Moments,
-        mixed: FloatArray,
-        kept: list[_KeptBlock],
-    ) -> None:
-        super().__init__(loss, theta, total, slope)
-        self._kept = kept
-        curvatures = moments.curvatures(self._n)
-        count = curvatures[0]
-        self._inverse = _inverse_blocks(curvatures, loss.ridges)
+    """A point of a map with a weight for each pair of classes."""
+
+    def __init__(self, loss: _Loss, theta: FloatArray) -> None:
+        between: Any = loss.ridges.between
+        # Single precision is enough, unless some directions may be nearly flat.
+        is_enough = min(between, loss.ridges.bias) > 1e-6
+        self._dtype: Any = np.float32 if is_enough else np.float64
+        self._kept: list[_KeptBlock] = []
+        # p (1 - p) x_i x_j, of all classes.
+        self._mixed: Any = 0.0
+        self._by_weights = np.zeros_like(theta[1:])
+        # This adds the blocks.
+        super().__init__(loss, theta)
+        count = self._curvatures[0]
         total_count = max(count.sum(), np.finfo(float).tiny)
-        eigenvalues, self._basis = np.linalg.eigh(mixed / self._n / total_count)
+        eigenvalues, self._basis = np.linalg.eigh(self._mixed / self._n / total_count)
         # Rounding may make eigenvalues negative.
-        self._scale = np.outer(np.maximum(eigenvalues, 0), count) + 2 * loss.between
+        self._scale = np.outer(np.maximum(eigenvalues, 0), count) + 2 * between
+
+    def _scores(self, features: FloatArray) -> FloatArray:
+        return features @ self.theta[1:]
+
+    def _add(self, block: _Block) -> None:
+        weights = block.weights
+        probs = block.probs
+        self._add_moments(block)
+        spread = weights * (1 - np.einsum("nc,nc->n", probs, probs))
+        probs *= weights[:, None]
+        kept = _KeptBlock(
+            weights=weights.astype(self._dtype),
+            features=block.features.astype(self._dtype),
+            mass=probs.astype(self._dtype),
+        )
+        self._kept.append(kept)
+        scaled = kept.features * spread.astype(self._dtype)[:, None]
+        self._mixed += scaled.T @ kept.features
+        probs[np.arange(len(block.labels)), block.labels] -= weights
+        self._by_weights += block.features.T @ probs
+
+    def _slope(self) -> FloatArray:
+        by_bias = self._sums[0] - self._loss.of_labels[0]
+        return np.vstack([by_bias, self._by_weights])
 
     def _product(self, direction: FloatArray) -> FloatArray:
+        narrow = direction.astype(self._dtype)
         total = np.zeros_like(direction)
         for weights, features, mass in self._kept:
-            narrow = direction.astype(mass.dtype)
             change = features @ narrow[1:]
             change += narrow[0]
             mean = np.einsum("nc,nc->n", change, mass) / weights
@@ -681,8 +612,7 @@ class _MatrixPoint(_Point):
 
     def divided(self, direction: FloatArray) -> FloatArray:
         weight = direction[1:]
-        bias, own = np.einsum(
-            "ijc,jc->ic", self._inverse, [direction[0], weight.diagonal()]
-        )
+        own_part = [direction[0], weight.diagonal()]
+        bias, own = np.einsum("ijc,jc->ic", self._inverse, own_part)
         between = self._basis @ ((self._basis.T @ weight) / self._scale)
         return np.vstack([bias, between + np.diag(own)])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from hashlib import sha256
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -43,26 +41,24 @@ from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS
 MAP_NAME = "calibration.json"
 # The last commits that read the files of calibrators which have left the library.
 _LAST_WITH = {"grouped": "ea73cc2d", "inverse_link": "ea73cc2d"}
-POOLER_CONFIG = "vllm_pooler_config"  # The entry with the result of `pooler_config`.
-OF_PAIRS = {"of": "pairs"}  # The entry of a calibrator of pairs of rewards.
-PACKAGES = (
-    "hf_calib",
-    "transformers",
-    "torch",
-    "scikit-learn",
-)  # Their versions are saved.
+# The entry with the result of `pooler_config`.
+POOLER_CONFIG = "vllm_pooler_config"
+# The entry of a calibrator of pairs of rewards.
+OF_PAIRS = {"of": "pairs"}
+# Their versions are saved.
+PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")
 _OWN = {"method", "settings", "parameters", "weight", "bias", "date", "versions"}
 Criterion = Literal["nll", "ece", "adaptive_ece"]
 # Cosine similarities need a T near 0.01, and raw scores of 10,000 a T near 10,000. With a larger T the
 # probabilities would be so equal that float32 no longer ranks them.
 BOUNDS = (1e-5, 1e5)
-LARGEST_NUMBER = 1e12  # Beyond it the logits are lost in a head of float32.
+# Beyond it the logits are lost in a head of float32.
+LARGEST_NUMBER = 1e12
 _ROUNDING = 1e-9
-_WORD = re.compile(r"[a-z_][a-z0-9_=.()+-]{0,100}")  # A choice.
 
 
 class Fitted(NamedTuple):
-    """The kind, the shape and the range of a parameter in any calibrator that a fit can find.
+    """The kind, the shape and the range of numbers in any calibrator that a fit can find.
 
     Each of `axes` is a shape, a letter for each axis: C classes, or sizes that parameters share. "" is a number.
     """
@@ -70,54 +66,56 @@ class Fitted(NamedTuple):
     axes: tuple[str, ...] = ("",)
     low: float = -LARGEST_NUMBER
     high: float = LARGEST_NUMBER
-    rises: bool = False  # Along the last axis.
+    # Along the last axis.
+    rises: bool = False
     kind: type = float
 
-    def checked(self, name: str, value: Any, sizes: dict[str, int]) -> Any:
+    def checked(
+        self,
+        name: str,
+        value: Any,
+        sizes: dict[str, int],
+        way_out: str = "take the file unchanged, or fit it again",
+    ) -> Any:
         """Return the value in its own type; raise unless it fits, also to the sizes of the parameters before it."""
-        shapes = " or ".join(
-            f"({', '.join(axes)})" if axes else "()" for axes in self.axes
-        )
+        shapes = " or ".join(f"({', '.join(axes)})" for axes in self.axes)
         order = "rising " if self.rises else ""
-        requirement = f"{order}{self.kind.__name__} in [{self.low:g}, {self.high:g}] of shape {shapes}"
-        way_out = "take the file unchanged, or fit it again"
-        if self.kind in (str, list):
-            fits = isinstance(value, self.kind)
-            fits = fits and (self.kind is list or bool(_WORD.fullmatch(value)))
-            requirement = f"{name} to be a {self.kind.__name__} that a fit sets"
-            check(fits, requirement, repr(value)[:100], way_out)
-            return value
-        array = np.asarray(value)
+        numbers = f"{order}{self.kind.__name__} in [{self.low:g}, {self.high:g}]"
+        requirement = f"{name} to be {numbers} of shape {shapes}"
+        array = as_array(name, value)
         is_number = array.dtype.kind in ("iu" if self.kind is int else "fiu")
+        if isinstance(value, list):
+            # An array turns true among numbers into a number.
+            entries = np.array(value, dtype=object).ravel()
+            is_number = is_number and bool not in set(map(type, entries))
         fits = is_number and array.size > 0 and self._has_shape(array.shape, sizes)
-        requirement = f"{name} to be {requirement}"
         check(fits, requirement, f"{array.dtype} of shape {array.shape}", way_out)
         # Rounding may lead to 1 + 1e-16.
-        low = self.low - _ROUNDING * min(1.0, abs(self.low))
+        low = self.low - _ROUNDING * abs(self.low)
         high = self.high + _ROUNDING * abs(self.high)
-        inside = (array >= low) & (array <= high)
-        check(bool(inside.all()), requirement, few(array[~inside].tolist()), way_out)
-        if self.rises:
-            falls = np.diff(array) < 0
-            check(not falls.any(), requirement, "numbers that fall", way_out)
-        if array.ndim == 0 and not isinstance(value, np.ndarray):
+        is_inside = (array >= low) & (array <= high)
+        others = few(array[~is_inside].tolist())
+        check(bool(is_inside.all()), requirement, others, way_out)
+        falls = self.rises and (np.diff(array) < 0).any()
+        check(not falls, requirement, "numbers that fall", way_out)
+        if self.axes == ("",):
             return self.kind(value)
         return array.astype(np.float64 if self.kind is float else np.int64, copy=False)
 
     def _has_shape(self, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:
         """Whether this is one of the shapes, whose letters get their sizes."""
         for axes in self.axes:
+            found = sizes.copy()
             pairs = list(zip(axes, shape, strict=False))
-            own = dict(pairs)
-            if len(axes) == len(shape) and all(
-                sizes.get(axis, own[axis]) == size for axis, size in pairs
-            ):
-                sizes |= own
+            same = [found.setdefault(axis, size) == size for axis, size in pairs]
+            if len(axes) == len(shape) and all(same):
+                sizes.update(found)
                 return True
         return False
 
 
-Parameters = Mapping[str, Fitted]
+# None is for what is not a number; the calibrator's `_is_sound` decides about it.
+Parameters = Mapping[str, Fitted | None]
 
 
 def _temperature(value: Any) -> bool:
@@ -204,7 +202,8 @@ def save_map(
             expected("about", requirement, error, "convert what it holds")
         ) from error
     content = f"{text}\n".encode()
-    _parsed(content)  # What cannot be loaded is not saved.
+    # What cannot be loaded is not saved.
+    _parsed(content)
     with whole_file(_file(path)) as unfinished:
         unfinished.write_bytes(content)
 
@@ -213,7 +212,8 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
     """Load a calibrator from a file of `save_map` or the calibration.json of a folder; ValueError for other files."""
     try:
         return _parsed(read_file(_file(path), MOST_BYTES_OF_A_MAP))
-    except Exception as error:  # A damaged or foreign file may cause any error.
+    except Exception as error:
+        # A damaged or foreign file may cause any error.
         got = f"a file that cannot be read ({type(error).__name__}: {printable(error)[:300]})"
         way_out = (
             "save the calibrator again with hf_calib.scaling.save_map, or fit it again"
@@ -266,11 +266,10 @@ def _as_record(scaler: Any) -> Any:
     method = method_of(scaler)
     check_finite(scaler)
     affine = scaler.affine_map()._asdict() if method in FOLDABLE_SCALERS else {}
-    fitted = {
-        name[:-1]: value for name, value in vars(scaler).items() if name.endswith("_")
-    }
     parameters = {
-        name: None if name in affine else value for name, value in fitted.items()
+        name[:-1]: None if name[:-1] in affine else value
+        for name, value in vars(scaler).items()
+        if name.endswith("_")
     }
     settings = scaler.get_params(deep=False)
     if settings.get("scaler") is not None:
@@ -281,9 +280,7 @@ def _as_record(scaler: Any) -> Any:
         "parameters": parameters,
         **affine,
     }
-    whole = json.dumps(
-        record, default=lambda values: as_array("the record", values).tolist()
-    )
+    whole = json.dumps(record, default=lambda each: as_array("it", each).tolist())
     # Some numbers about a fit may not be finite, such as the errors of a single row.
     return json.loads(whole, parse_constant=lambda _: None)
 
@@ -291,93 +288,52 @@ def _as_record(scaler: Any) -> Any:
 def _from_record(record: dict[str, Any]) -> Any:
     """The calibrator of a record of `_as_record`; any other record raises some error."""
     method: Any = record.get("method")
-    settings = {**record["settings"]}
     if method in _LAST_WITH:
-        way_out = (
-            f"it has left hf_calib, whose commit {_LAST_WITH[method]} reads the file"
-        )
+        commit = _LAST_WITH[method]
+        way_out = f"it has left hf_calib, whose commit {commit} reads the file"
     else:
         way_out = did_you_mean(method, SCALERS)
     check(method in SCALERS, "method to be a scaler", repr(method), way_out)
     kind = SCALERS[method].load()
-    arguments = inspect.signature(kind).parameters
-    for name, value in settings.items():
-        if name == "scaler" and value is not None:
-            settings[name] = _from_record(value)
-        else:
-            requirement = f"setting {name} to be one of {', '.join(arguments)}"
-            check(name in arguments, requirement, "another", "take the file unchanged")
-            _check_setting(kind, arguments[name], value)
+    settings = {**record["settings"]}
+    if settings.get("scaler") is not None:
+        settings["scaler"] = _from_record(settings["scaler"])
     scaler = kind(**settings)
-    wanted = {name[:-1]: fitted for name, fitted in kind._fitted.items()}
-    for key, value in {**record["parameters"]}.items():
-        requirement = f"parameters to be {', '.join(wanted) or 'none'}"
-        check(key in wanted, requirement, printable(key), "take the file unchanged")
+    scaler._check_settings()
+    parameters = {**record["parameters"]}
+    wanted = [name[:-1] for name in kind._fitted]
+    requirement = f"parameters to be {', '.join(wanted) or 'none'}"
+    is_whole = parameters.keys() == set(wanted)
+    check(is_whole, requirement, few([*parameters]), "take the file unchanged")
+    for key, value in parameters.items():
         is_of_map = value is None and key in ("weight", "bias")
-        given = record[key] if is_of_map else value
-        found = np.array(given, dtype=np.float64) if is_of_map else given
-        # An array would turn true, and perhaps a text, into a number.
-        entries = np.array(given, dtype=object).ravel()
-        are_numbers = {bool, str}.isdisjoint(map(type, entries))
-        is_number = wanted[key].kind in (int, float)
-        got = "a text, true or false"
-        check(
-            are_numbers or not is_number, f"{key} to hold numbers", got, "fit it again"
-        )
-        setattr(scaler, f"{key}_", found)
+        setattr(scaler, f"{key}_", record[key] if is_of_map else value)
     check_finite(scaler)
     if method in FOLDABLE_SCALERS:
         _check_map(scaler.affine_map(), record)
     return scaler
 
 
-def _check_setting(kind: type, argument: inspect.Parameter, value: Any) -> None:
-    """Raise unless an argument is of the kind of its default, or one of its choices; numbers, or None, for None."""
-    default = argument.default
-    numbers = value if isinstance(value, list) else [value]
-    fits = len(numbers) > 0 and all(map(number, numbers))
-    if default is None:
-        fits = fits or value is None
-    elif isinstance(default, bool):
-        fits = isinstance(value, bool)
-    elif isinstance(default, int):
-        fits = number(value) and isinstance(value, int)
-    elif isinstance(default, str):
-        # Its choices are annotated, by their name in the calibrator's module.
-        names = vars(import_module(kind.__module__))
-        fits = value in get_args(names.get(argument.annotation))
-    requirement = f"setting {argument.name} to be of the kind of {default!r}"
-    check(fits, requirement, repr(value)[:100], "take the file unchanged")
-
-
 def _check_map(found: Any, record: Mapping[str, Any]) -> None:
     """Raise unless the affine map is that of the file's weight and bias."""
+    requirement = "weight and bias to be those of the parameters"
+    way_out = "take the file unchanged, or fit it again"
     for key, ours in found._asdict().items():
         stated = record[key]
         is_same = ours is None and stated is None
-        if ours is not None and stated is not None:
-            theirs = np.array(stated, dtype=np.float64)
-            is_same = theirs.shape == ours.shape and np.allclose(
-                theirs, ours, rtol=_ROUNDING, atol=_ROUNDING
-            )
-        check(
-            is_same,
-            "weight and bias to be those of the parameters",
-            f"another {key}",
-            "take the file unchanged, or fit it again",
-        )
+        if ours is not None and np.shape(stated) == ours.shape:
+            is_same = np.allclose(stated, ours, rtol=_ROUNDING, atol=_ROUNDING)
+        check(is_same, requirement, f"another {key}", way_out)
 
 
 def method_of(scaler: Any, folds: bool = False) -> str:
     """The method name of a calibrator or of its base class; TypeError for any other object."""
     entries = FOLDABLE_SCALERS if folds else SCALERS
-    methods = {
-        (f"hf_calib.scaling.{entry.module}", entry.name): method
-        for method, entry in entries.items()
-    }
     for kind in type(scaler).__mro__:
-        if (kind.__module__, kind.__name__) in methods:
-            return methods[kind.__module__, kind.__name__]
+        for method, entry in entries.items():
+            module = f"hf_calib.scaling.{entry.module}"
+            if kind.__name__ == entry.name and kind.__module__ == module:
+                return method
     way_out = "pass a scaler of hf_calib.scaling, or of a class derived from one"
     if folds:
         way_out = "save the scaler with the model by its save_pretrained, for hf_calib.pipeline"
@@ -389,64 +345,43 @@ def method_of(scaler: Any, folds: bool = False) -> str:
 
 def fitted_numbers(scaler: Any) -> dict[str, Any]:
     """The fitted parameters, if these are at most one number per class."""
-    arrays = {
-        name[:-1]: np.asarray(value)
-        for name, value in vars(scaler).items()
-        if name.endswith("_")
-    }
-    return {
-        name: a.tolist()
-        for name, a in arrays.items()
-        if a.ndim <= 1 and a.dtype.kind in "fiu"
-    }
+    found = {}
+    for name, value in vars(scaler).items():
+        array = np.asarray(value)
+        if name.endswith("_") and array.ndim <= 1 and array.dtype.kind in "fiu":
+            found[name[:-1]] = array.tolist()
+    return found
 
 
 def check_finite(scaler: Any) -> None:
-    """Raise if a calibrator is not fitted, or has numbers that no fit finds, such as NaN; lists become arrays."""
-    check_is_fitted(scaler)
-    numbers = [
-        value
-        for value in vars(scaler).values()
-        if isinstance(value, float | np.ndarray)
-    ]
-    finite = (np.isfinite(value).all() for value in numbers if _is_numeric(value))
-    way_out = "fit it again, on finite logits"
-    check(all(finite), "scaler to have finite numbers", "NaN or infinity", way_out)
+    """Raise unless a calibrator is fitted, with parameters that a fit can find; lists become arrays."""
     sizes = check_parameters(scaler, *scaler._fitted)
-    names = ", ".join(name[:-1] for name in scaler._fitted)
     is_sound = scaler._is_sound() and (scaler.multi_label or sizes.get("C") != 1)
+    names = ", ".join(name[:-1] for name in scaler._fitted)
     check(is_sound, f"{names} to be those of one fit", "others", "fit it again")
-    zeros = np.zeros((1, len(getattr(scaler, "classes_", (0, 1)))))
-    probs = scaler.predict_proba(zeros)
-    is_finite = bool(np.isfinite(probs).all())
-    check(is_finite, "scaler to have finite numbers", "NaN or infinity", way_out)
 
 
 def check_parameters(scaler: Any, *names: str) -> dict[str, int]:
-    """Raise if a calibrator is not fitted, or a parameter is of another kind, shape or range; return their sizes."""
+    """Raise if a calibrator is not fitted, or numbers are of another kind, shape or range; return their sizes."""
     check_is_fitted(scaler)
     sizes: dict[str, int] = {}
     for name in names:
-        value = scaler._fitted[name].checked(
-            name[:-1], getattr(scaler, name, None), sizes
-        )
+        fitted = scaler._fitted[name]
+        if fitted is None:
+            continue
+        value = fitted.checked(name[:-1], getattr(scaler, name, None), sizes)
         setattr(scaler, name, value)
         if name == "n_classes_":
             sizes["C"] = value
     return sizes
 
 
-def _is_numeric(value: Any) -> bool:
-    return np.asarray(value).dtype.kind in "fiu"
-
-
 def recorded_in(config: Any) -> dict[str, Any]:
     """A copy of the calibrator's record in a model's config (object or dict); empty if there is none."""
-    found = (
-        config.get("calibration")
-        if isinstance(config, Mapping)
-        else getattr(config, "calibration", None)
-    )
+    if isinstance(config, Mapping):
+        found = config.get("calibration")
+    else:
+        found = getattr(config, "calibration", None)
     record = dict(found) if isinstance(found, Mapping) else {}
     check_record("calibration in the model's config", record, RECORD_KINDS)
     return record
@@ -459,69 +394,61 @@ def check_in_weights(
     if saved is None or method_of(saved.scaler) not in FOLDABLE_SCALERS:
         return
     found = {"method": method_of(saved.scaler), **config_record(saved.scaler)}
-    wanted = {key: recorded[key] for key in found if key in recorded}
-    is_same = all(found[key] == value for key, value in wanted.items())
+    others = [
+        f"{key} {value}"
+        for key, value in found.items()
+        if recorded.get(key, value) != value
+    ]
     requirement = f"{MAP_NAME} in {place} to be of the calibrator in the weights"
-    got = f"{few([f'{key} {found[key]}' for key in wanted])}, not as in config.json"
+    got = f"{few(others)}, not as in config.json"
     way_out = "remove the file, or save the calibrated model again"
-    check(is_same, requirement, got, way_out)
+    check(not others, requirement, got, way_out)
 
 
 def has_bias(scaler: Any) -> bool:
     """Whether a calibrator is fitted and adds a bias to the logits."""
     try:
         bias = scaler.affine_map().bias
-    except AttributeError:  # NotFittedError is an AttributeError.
+    except AttributeError:
+        # NotFittedError is one.
         return False
     return bias is not None and bool(bias.any())
 
 
 def pooler_config(scaler: Any) -> dict[str, float] | None:
     """The value of `vllm serve --pooler-config` for sigmoid((logit - mean) / sigma); None with several logits."""
-    weight, bias = (
-        scaler.affine_map()
-        if method_of(scaler) in FOLDABLE_SCALERS
-        else (np.zeros(1), None)
-    )
+    if method_of(scaler) not in FOLDABLE_SCALERS:
+        return None
+    weight, bias = scaler.affine_map()
     if bias is None or bias.size != 1 or not weight.any():
         return None
-    return {
-        "logit_mean": -bias.item() / weight.item(),
-        "logit_sigma": 1 / weight.item(),
-    }
+    mean = -bias.item() / weight.item()
+    return {"logit_mean": mean, "logit_sigma": 1 / weight.item()}
 
 
 def config_record(scaler: Any) -> dict[str, Any]:
     """The record of a fitted calibrator for a model's config; a C x C weight is recorded by a hash."""
-    method, temperature = method_of(scaler, folds=True), temperature_of(scaler)
+    method = method_of(scaler, folds=True)
     if method == "prior_correction":
         first = scaler.scaler
-        recorded = (
-            {}
-            if first is None
-            else {"scaler": method_of(first, folds=True), **config_record(first)}
-        )
-        return recorded | {
-            name: prior.tolist() for name, prior in scaler.priors().items()
-        }
+        record = {name: prior.tolist() for name, prior in scaler.priors().items()}
+        if first is not None:
+            record |= {"scaler": method_of(first, folds=True), **config_record(first)}
+        return record
     if method == "per_label_temperature":
         return {"temperatures": scaler.temperatures_.tolist()}
     record = {"choice": str(scaler.choice_)} if hasattr(scaler, "choice_") else {}
+    temperature = temperature_of(scaler)
     if temperature is not None:
         return {**record, "temperature": temperature}
-    affine = {
-        name: each
-        for name, each in scaler.affine_map()._asdict().items()
-        if each is not None
-    }
-    if affine["weight"].ndim == 2:
-        return {
-            **record,
-            "sha256": sha256(
-                b"".join(each.tobytes() for each in affine.values())
-            ).hexdigest(),
-        }
-    return record | {name: each.tolist() for name, each in affine.items()}
+    weight, bias = scaler.affine_map()
+    if weight.ndim == 2:
+        content = weight.tobytes() + (b"" if bias is None else bias.tobytes())
+        return {**record, "sha256": sha256(content).hexdigest()}
+    record["weight"] = weight.tolist()
+    if bias is not None:
+        record["bias"] = bias.tolist()
+    return record
 
 
 def temperature_of(scaler: Any) -> float | None:
@@ -534,15 +461,13 @@ def temperature_of(scaler: Any) -> float | None:
 
 def map_title(method: str, choice: str | None = None) -> str:
     """A calibrator's name in a sentence, such as "auto scaling (structured matrix, penalty 0.1)"."""
-    title = method.replace("_", " ") + " scaling" * (method != "prior_correction")
-    chosen = (
-        (choice or "")
-        .replace("_", " ")
-        .replace("(", ", ")
-        .replace("=", " ")
-        .rstrip(")")
-    )
-    return f"{title} ({chosen})" if chosen else title
+    title = method.replace("_", " ")
+    if method != "prior_correction":
+        title += " scaling"
+    if not choice:
+        return title
+    chosen = re.sub(r"\((.*)=(.*)\)", r", \1 \2", choice.replace("_", " "))
+    return f"{title} ({chosen})"
 
 
 def title_of(scaler: Any) -> str:

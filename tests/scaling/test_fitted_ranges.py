@@ -226,6 +226,12 @@ def test_parameters_that_are_missing_or_unknown_are_not_loaded(
         ("TemperatureScaling", "grid", ({}, [[1.0]], ["a"], [NAN])),
         ("TemperatureScaling", "n_bins", ([[]], {}, NAN)),
         ("TemperatureScaling", "scaler", (None, 1)),
+        ("HistogramBinning", "n_bins", (0, 10**6)),
+        ("SplineScaling", "n_knots", (3, None)),
+        ("MatrixScaling", "bias_penalty", (-1, "0.5", NAN)),
+        ("StructuredVectorScaling", "penalty", (0, None, [1.0])),
+        ("AutoScaling", "n_folds", (1, 2.5)),
+        ("AutoScaling", "random_state", (-1, None)),
         (
             "PriorCorrection",
             "target_prior",
@@ -234,7 +240,7 @@ def test_parameters_that_are_missing_or_unknown_are_not_loaded(
         ("PriorCorrection", "scaler", (1, "x", {}, {"method": "temperature"})),
     ],
 )
-def test_settings_of_another_kind_are_not_loaded(
+def test_settings_that_no_fit_takes_are_not_loaded(
     name: str,
     key: str,
     values: tuple[Any, ...],

@@ -304,8 +304,9 @@ def test_refused_data(
     [
         ({"criterion": "eec"}, "did you mean 'ece'"),
         ({"n_bins": 0}, "n_bins to be at least 1"),
-        ({"grid": []}, "grid to be a sequence of finite temperatures > 0"),
+        ({"grid": []}, "grid to be float in .* of shape .G.*; use for example"),
         ({"grid": 1.0}, "grid"),
+        ({"grid": [1.0, 0.0]}, "grid to be float in .*, got 0.0"),
     ],
 )
 def test_refused_parameters(parameters: dict[str, object], message: str) -> None:
