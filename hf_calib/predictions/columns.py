@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputTypeError, check, did_you_mean, expected, few
+from hf_calib._errors import check, did_you_mean, few
 from hf_calib.metrics.checks import RowError
-from hf_calib.predictions.files import NUMBERS_WAY, Opened
-from hf_calib.predictions.labels import check_unambiguous
+from hf_calib.predictions.files import NUMBERS_WAY, Opened, check_numbers
+from hf_calib.predictions.labels import are_numbers, check_unambiguous
 from hf_calib.predictions.predictions import check_class_names
 
 LISTS = {"logits": "logits", "probs": "probs", "probabilities": "probs"}
@@ -70,6 +70,10 @@ class Columns:
         requirement = "the columns to be those of the first file"
         check(not missing, requirement, f"none named {few(missing)}", way_out)
         check_different(opened, needed)
+        if opened.typed:
+            for name in self.numbers:
+                kind = opened.kinds[name]
+                check_numbers(are_numbers(kind), name, kind)
         prefix = PREFIXES.get(self.kind)
         if prefix is None or self.listed:
             return
@@ -115,31 +119,21 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     found = found or _without_prefix(opened, others, label)
     check_different(opened, found.scores)
     check_class_names(found.class_names)
-    if label is not None and found.kind != CONFIDENCE and label in opened.kinds:
-        kind = opened.kinds[label]
-        check_unambiguous(kind, label, found.class_names)
-    by = tuple(wanted.by)
+    if label is not None and found.kind != CONFIDENCE:
+        check_unambiguous(opened.kinds[label], label, found.class_names)
+    by = tuple(dict.fromkeys(wanted.by))
     return replace(found, label=label, weight=wanted.weight_column, by=by)
 
 
 def check_roles(label: str | None, weight: str | None, by: Sequence[str]) -> None:
     """Raise if one column is given for labels, weights or slices twice."""
-    given = {"label_column": label, "weight_column": weight}
-    names = [name for name in given.values() if name is not None]
-    got = f"{label!r} for both"
-    way_out = "name the column of the rows' weights, or leave weight_column out"
-    check(
-        len(set(names)) == len(names),
-        "weight_column to be another column than label_column",
-        got,
-        way_out,
-    )
-    for option, name in given.items():
-        requirement = f"by to name other columns than {option}"
-        way_out = (
-            "name columns of what is known of a row before its label, or leave by out"
-        )
-        check(name is None or name not in by, requirement, repr(name), way_out)
+    # A column may be named twice for slices.
+    given = [name for name in (label, weight, *dict.fromkeys(by)) if name is not None]
+    twice = [repr(name) for name, times in Counter(given).items() if times > 1]
+    requirement = "label_column, weight_column and by to name different columns"
+    got = f"{few(twice)} twice"
+    way_out = "name another column for each, or leave one out"
+    check(not twice, requirement, got, way_out)
 
 
 def check_slices(name: str, kind: Any) -> None:
@@ -175,15 +169,10 @@ def _of_lists(
     requirement = "the table to hold logits or probabilities"
     check(len(lists) == 1, requirement, got, "keep one of them")
     name = lists[0]
-    n_classes = len(opened.first(name) or ())
-    # Arrays with several labels per row may have one column.
-    has_lists = label is not None and opened.kinds[label].num_fields > 0
-    check(
-        n_classes >= (1 if has_lists else 2),
-        f"column {name!r} to hold a list of at least 2 classes in each row",
-        f"{n_classes} in the first row",
-        "write a score for each class",
-    )
+    n_classes = len(opened.first_list(name))
+    requirement = f"column {name!r} to hold a list of at least 2 classes in each row"
+    way_out = "write a score for each class"
+    check(n_classes >= 2, requirement, f"{n_classes} in the first row", way_out)
     classes = [str(place) for place in range(n_classes)]
     if wanted.class_names is not None and len(wanted.class_names) == n_classes:
         classes = list(wanted.class_names)
@@ -262,7 +251,8 @@ def _without_prefix(
     opened: Opened, others: Sequence[str], label: str | None
 ) -> Columns:
     """Columns that have the names of classes; they are probabilities."""
-    used = [name for name in others if _may_be_numbers(opened, name)]
+    # Of a text file, the first row decides, and a later text is an error.
+    used = [name for name in others if are_numbers(opened.kinds[name])]
     got = ", ".join(used) or "none"
     requirement = "the table to hold a column for each of at least 2 classes"
     way_out = "name them logit_<class> or prob_<class>"
@@ -274,20 +264,6 @@ def _without_prefix(
         way_out = "name the class columns prob_<class>; other columns are then ignored"
         check(not is_label, "the table to hold one column of labels", got, way_out)
     return Columns("probs", tuple(used), tuple(used))
-
-
-def _may_be_numbers(opened: Opened, name: str) -> bool:
-    """Whether a column holds numbers; of a text file, its first row decides, and a later text is an error."""
-    if name not in opened.kinds:
-        return False
-    kind = opened.kinds[name]
-    if opened.typed:
-        return _are_numbers(kind)
-    try:
-        float(opened.first(name) or 0)
-    except ValueError:
-        return False
-    return True
 
 
 def _lists_in(opened: Opened) -> list[str]:
@@ -316,8 +292,7 @@ def _check_named(opened: Opened, wanted: Wanted, label: str | None) -> None:
         way_out = did_you_mean(name, names)
         check(name in names, requirement, repr(name), way_out)
     for name in wanted.by:
-        if name in opened.kinds:
-            check_slices(name, opened.kinds[name])
+        check_slices(name, opened.kinds[name])
 
 
 def _check_blanks(names: Sequence[str], missing: Set[str | None]) -> None:
@@ -352,32 +327,12 @@ def _check_classes_named(used: Sequence[str], classes: Sequence[str]) -> None:
     check(not blank, requirement, few(blank), way_out)
 
 
-def _are_numbers(kind: Any) -> bool:
-    from pyarrow import types
-
-    known = (types.is_floating, types.is_integer, types.is_decimal, types.is_null)
-    return any(is_of(kind) for is_of in known)
-
-
-def check_type_of_numbers(opened: Opened, name: str) -> None:
-    """Raise unless a column is stored as numbers; those of text files get their type when they are read."""
-    if opened.typed and name in opened.kinds:
-        _check_numbers(opened.kinds[name], name)
-
-
-def _check_numbers(kind: Any, name: str) -> None:
-    if not _are_numbers(kind):
-        argument = f"column {name!r}"
-        requirement = "hold numbers in every row"
-        raise InputTypeError(expected(argument, requirement, kind, NUMBERS_WAY))
-
-
 def numbers_of(column: Any, name: str) -> NDArray[Any]:
     """Return a column of numbers (n,), with floats unchanged and others as float64; raise if a value is missing."""
     import pyarrow
     import pyarrow.compute as compute
 
-    _check_numbers(column.type, name)
+    check_numbers(are_numbers(column.type), name, column.type)
     if column.null_count:
         row = int(np.argmax(column.is_null()))
         requirement = "hold numbers in every row"

@@ -8,22 +8,21 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TextIO
 
 from hf_calib._errors import (
     InputError,
-    InputTypeError,
     InputValueError,
     check,
     expected,
     few,
 )
 from hf_calib._files import identity
-from hf_calib.metrics.checks import RowError
+from hf_calib.metrics.checks import RowError, check_type
 from hf_calib.predictions.predictions import (
     FORMATS,
     is_read,
@@ -34,10 +33,11 @@ from hf_calib.predictions.predictions import (
 if TYPE_CHECKING:
     from pyarrow import Schema, Table
 
+_CLOSE = "end each row by a new line, and close all quotation marks"
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 NUMBERS_WAY = (
     "name the class columns logit_<class> or prob_<class>, and fill in missing values"
 )
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _BLOCK = 2**22  # The bytes in which pyarrow looks for the end of a row of a text file.
 _LONGEST_LINE = 2**20  # In bytes, of a JSON line.
 _MOST_NESTED = 20  # In a row of JSON.
@@ -133,12 +133,11 @@ def _check_ending(name: str) -> None:
 class Opened(ABC):
     """A table of rows in a file, of which each column is read once.
 
-    Texts of csv files have the type of texts in the schema, as they are all read as they were written, except for
-    those columns that `load` names as numbers.
+    Columns of csv files are read as numbers or as texts, as `load` says.
     """
 
-    typed: ClassVar[bool] = True  # Whether columns have types before they are read.
-    schema: Schema
+    typed: ClassVar[bool] = True  # Whether types are known before columns are read.
+    schema: Schema  # Of text files the types that fit the first row.
     n_rows: int  # Of text files known after `load`.
 
     def __init__(self, filesystem: Any, file: File) -> None:
@@ -146,30 +145,36 @@ class Opened(ABC):
         self.file = file
 
     @cached_property
+    def folders(self) -> dict[str, str]:
+        """The columns of the folders' names that are not stored, with their values."""
+        stored = self.schema.names
+        return {key: value for key, value in self.file.partition if key not in stored}
+
+    @cached_property
     def kinds(self) -> dict[str, Any]:
-        """The type of each stored column."""
-        return {field.name: field.type for field in self.schema}
+        """The type of each column."""
+        import pyarrow
+
+        stored = {field.name: field.type for field in self.schema}
+        return stored | dict.fromkeys(self.folders, pyarrow.string())
 
     @cached_property
     def names(self) -> list[str]:
         """All columns: the stored ones, perhaps with repeats, and those of the folders' names."""
-        folders = [key for key, _ in self.file.partition]
-        return [*self.schema.names, *(key for key in folders if key not in self.kinds)]
+        return [*self.schema.names, *self.folders]
 
     def load(  # noqa: B027, most formats have types
         self, numbers: Sequence[str], others: Sequence[str]
     ) -> None:
         """Read what has to be read at once: columns as numbers, and others as texts."""
 
-    @abstractmethod
-    def first(self, name: str) -> Any:
-        """Return a column's value in the first row; None if there is no row."""
+    def first_list(self, name: str) -> Sequence[Any]:
+        """Return the first list of a column of lists; a text file has none."""
+        return ()
 
     @abstractmethod
-    def columns(
-        self, names: Sequence[str], width: int
-    ) -> Iterator[tuple[int, str, Any]]:
-        """Yield columns in parts: the part's first row, the name, and the values; a value has `width` numbers."""
+    def parts(self, names: Sequence[str], width: int) -> Iterator[tuple[int, Table]]:
+        """Yield stored columns in tables, each with its first row's number; a value has `width` numbers."""
 
 
 def open_file(filesystem: Any, file: File) -> Opened:
@@ -179,23 +184,6 @@ def open_file(filesystem: Any, file: File) -> Opened:
     with readable(file.name):
         opened: Opened = kind(filesystem, file)
     return opened
-
-
-def columns_in(
-    opened: Opened, names: Sequence[str], width: int = 1
-) -> Iterator[tuple[int, str, Any]]:
-    """Yield columns of an opened file, and those of its folders' names, as `Opened.columns` does."""
-    import pyarrow
-
-    constants = dict(opened.file.partition)
-    stored = [name for name in names if name in opened.kinds]
-    with readable(opened.file.name):
-        for name in names:
-            if name not in opened.kinds:
-                values = [constants[name]] * opened.n_rows
-                yield 0, name, pyarrow.array(values, pyarrow.string())
-        if stored:
-            yield from opened.columns(stored, width)
 
 
 class _Parquet(Opened):
@@ -211,46 +199,36 @@ class _Parquet(Opened):
     def _opened(self) -> Iterator[Any]:
         from pyarrow.parquet import ParquetFile
 
-        if "file" in self.filesystem.protocol:
-            with ParquetFile(self.file.path) as parquet:
-                yield parquet
-            return
-        with self.filesystem.open(self.file.path, "rb") as opened:
-            yield ParquetFile(opened)
+        # Of a file on this machine, pyarrow itself reads several columns at a time.
+        is_here = "file" in self.filesystem.protocol
+        opening: Any = nullcontext(self.file.path)
+        if not is_here:
+            opening = self.filesystem.open(self.file.path, "rb")
+        with opening as source, ParquetFile(source) as parquet:
+            yield parquet
 
-    def first(self, name: str) -> Any:
+    def first_list(self, name: str) -> Sequence[Any]:
         with readable(self.file.name), self._opened() as parquet:
             for batch in parquet.iter_batches(1, columns=[name]):
-                return batch.column(name)[0].as_py() if len(batch) else None
-        return None
+                return _first_of(batch[name])
+        return ()
 
-    def columns(
-        self, names: Sequence[str], width: int
-    ) -> Iterator[tuple[int, str, Any]]:
+    def parts(self, names: Sequence[str], width: int) -> Iterator[tuple[int, Table]]:
         with self._opened() as parquet:
-            if width > 1:
-                yield from self._lists(parquet, names, width)
-                return
             first = 0
+            if width > 1:
+                at_once = max(1, _NUMBERS_AT_ONCE // width)
+                for rows in parquet.iter_batches(at_once, columns=list(names)):
+                    yield first, rows
+                    first += len(rows)
+                return
             for group in range(parquet.num_row_groups):
                 n_rows = parquet.metadata.row_group(group).num_rows
                 step = max(1, _NUMBERS_AT_ONCE // max(n_rows, 1))
                 for start in range(0, len(names), step):
                     some = list(names[start : start + step])
-                    rows = parquet.read_row_group(group, columns=some)
-                    for name in some:
-                        yield first, name, rows[name]
+                    yield first, parquet.read_row_group(group, columns=some)
                 first += n_rows
-
-    def _lists(
-        self, parquet: Any, names: Sequence[str], width: int
-    ) -> Iterator[tuple[int, str, Any]]:
-        first = 0
-        at_once = max(1, _NUMBERS_AT_ONCE // width)
-        for rows in parquet.iter_batches(at_once, columns=list(names)):
-            for name in names:
-                yield first, name, rows.column(name)
-            first += len(rows)
 
 
 class _Held(Opened):
@@ -264,11 +242,11 @@ class _Held(Opened):
         # Of several columns with one name none is read.
         self.columns_left = dict(zip(table.column_names, table.columns, strict=True))
 
-    def columns(
-        self, names: Sequence[str], width: int
-    ) -> Iterator[tuple[int, str, Any]]:
+    def parts(self, names: Sequence[str], width: int) -> Iterator[tuple[int, Table]]:
+        import pyarrow
+
         for name in names:
-            yield 0, name, self.columns_left.pop(name)
+            yield 0, pyarrow.table({name: self.columns_left.pop(name)})
 
 
 class _Text(_Held):
@@ -281,22 +259,26 @@ class _Text(_Held):
 
         super().__init__(filesystem, file)
         self.separator = _SEPARATORS[str(suffix_of(file.path))]
-        names, self.first_row = self._head()
-        self.schema = pyarrow.schema([(name, pyarrow.string()) for name in names])
+        names, row = self._head()
+        fields = []
+        for name, text in zip_longest(names, row[: len(names)], fillvalue=""):
+            kind = pyarrow.float64() if _is_number(text) else pyarrow.string()
+            fields.append((name, kind))
+        self.schema = pyarrow.schema(fields)
 
     def _head(self) -> tuple[list[str], list[str]]:
         """The names of the columns, and the first row."""
-        with self.filesystem.open(self.file.path, "rb", compression="infer") as opened:
+        reading = {"compression": "infer", "encoding": "utf-8-sig", "newline": ""}
+        # Columns that are not read may hold other bytes.
+        reading["errors"] = "replace"
+        with self.filesystem.open(self.file.path, "rt", **reading) as opened:
             start = opened.read(_BLOCK)
-        is_whole = len(start) < _BLOCK
-        lines = start if is_whole else start[: start.rfind(b"\n") + 1]
+        lines = start if len(start) < _BLOCK else start[: start.rfind("\n") + 1]
         got = "none in the first 4 MB" if start else "an empty file"
         requirement = f"{self.file.name} to begin with a line of column names"
-        way_out = "end each row by a new line, and close all quotation marks"
-        check(bool(lines.strip()), requirement, got, way_out)
-        # Columns that are not read may hold other bytes.
-        text = io.StringIO(lines.decode("utf-8-sig", "replace"), newline="")
-        rows = (row for row in csv.reader(text, delimiter=self.separator) if row)
+        check(bool(lines.strip()), requirement, got, _CLOSE)
+        text = io.StringIO(lines, newline="")
+        rows = filter(None, csv.reader(text, delimiter=self.separator))
         names = next(rows)
         try:
             return names, next(rows, [])
@@ -304,31 +286,24 @@ class _Text(_Held):
             # A field may be longer than the csv module reads; pyarrow says what is wrong.
             return names, []
 
-    def first(self, name: str) -> Any:
-        place = self.schema.names.index(name)
-        return self.first_row[place] if place < len(self.first_row) else None
-
     def load(self, numbers: Sequence[str], others: Sequence[str]) -> None:
         import pyarrow
 
         types = dict.fromkeys(others, pyarrow.string())
         types |= dict.fromkeys(numbers, pyarrow.float64())
-        stored = {name: kind for name, kind in types.items() if name in self.kinds}
+        stored = {
+            name: kind for name, kind in types.items() if name not in self.folders
+        }
         with readable(self.file.name):
-            self.hold(self._loaded(stored))
-
-    def _loaded(self, types: Mapping[str, Any]) -> Table:
-        import pyarrow
-
-        try:
-            return self._read(types, use_threads=True)
-        except pyarrow.ArrowInvalid:
-            # Only one thread knows the number of the row.
             try:
-                return self._read(types, use_threads=False)
-            except pyarrow.ArrowInvalid as error:
-                self._explain(str(error))
-                raise
+                self.hold(self._read(stored, use_threads=True))
+            except pyarrow.ArrowInvalid:
+                # Only one thread knows the number of the row.
+                try:
+                    self.hold(self._read(stored, use_threads=False))
+                except pyarrow.ArrowInvalid as error:
+                    self._explain(str(error))
+                    raise
 
     def _read(self, types: Mapping[str, Any], *, use_threads: bool) -> Table:
         from pyarrow import csv as text
@@ -345,19 +320,33 @@ class _Text(_Held):
             return text.read_csv(opened, reading, parsing, converting)
 
     def _explain(self, words: str) -> None:
-        """Raise for a text in a column of numbers."""
+        """Raise for what pyarrow says of a row: its header is row 1."""
+        file = self.file.name
+        width = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", words)
+        if width:
+            requirement = f"the table to have {width[2]} values in every row"
+            got = f"{width[3]} in row {int(width[1]) - 2} of {file}"
+            way_out = "write exactly one value per column in each row"
+            check(False, requirement, got, way_out)
+        # pyarrow reads text in blocks, and a row may lie in two of them.
+        is_long = "straddles two block boundaries" in words
+        requirement = f"each row of {file} to be shorter than 4 MB"
+        check(not is_long, requirement, "a longer one", _CLOSE)
         pattern = r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to double: (.*)"
-        found = re.search(pattern, words)
-        if found is None:
-            return
-        column, row, got = found.groups()
-        argument = f"column {self.schema.names[int(column)]!r}"
-        # The header is row 1 for pyarrow.
-        where = f" in row {int(row) - 2:,} of {self.file.name}" if row else ""
-        requirement = "hold numbers in every row"
-        raise InputTypeError(
-            expected(argument, requirement, f"{got}{where}", NUMBERS_WAY)
-        )
+        number = re.search(pattern, words)
+        if number:
+            column = self.schema.names[int(number[1])]
+            where = f" in row {int(number[2]) - 2:,} of {file}" if number[2] else ""
+            check_numbers(False, column, f"{number[3]}{where}")
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a number, or a missing one."""
+    try:
+        float(text or 0)
+    except ValueError:
+        return False
+    return True
 
 
 class _JsonLines(_Held):
@@ -372,8 +361,13 @@ class _JsonLines(_Held):
         self.schema = table.schema
         self.hold(table)
 
-    def first(self, name: str) -> Any:
-        return self.columns_left[name][0].as_py() if self.n_rows else None
+    def first_list(self, name: str) -> Sequence[Any]:
+        return _first_of(self.columns_left[name])
+
+
+def _first_of(lists: Any) -> Sequence[Any]:
+    """The first list of a column; none without rows, or if it is missing."""
+    return next(iter(lists[:1].to_pylist()), None) or ()
 
 
 def _parsed_json(content: bytes) -> Table:
@@ -425,7 +419,7 @@ def _check_objects(lines: TextIO, name: str) -> None:
             len(text) <= _LONGEST_LINE,
             f"each row of {name} to be shorter than 1 MB",
             f"a longer one in row {row}",
-            "end each row by a new line, and close all quotation marks",
+            _CLOSE,
         )
         n_opened = text.count("{") + text.count("[")
         check(
@@ -447,13 +441,19 @@ def _depth(text: str) -> int:
 # ---- Errors ----
 
 
+def check_numbers(holds: bool, name: str, got: object) -> None:
+    """Raise unless a column holds numbers."""
+    requirement = f"column {name!r} to hold numbers in every row"
+    check_type(holds, requirement, got, NUMBERS_WAY)
+
+
 @contextmanager
-def naming(file: File, files: Sequence[File]) -> Iterator[None]:
-    """A context in which errors of rows name the file and the row, and other errors one of several files."""
+def naming(file: File, files: Sequence[File], first: int = 0) -> Iterator[None]:
+    """A context in which errors of rows, from `first` on, name file and row, and others one of several files."""
     try:
         yield
     except RowError as error:
-        raise error.at(file.name, 0) from None
+        raise error.at(file.name, first) from None
     except InputError as error:
         if len(files) == 1:
             raise
@@ -469,20 +469,6 @@ def readable(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # Drivers and damaged files raise many types.
         words = " ".join(str(error).split())
-        width = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", words)
-        if width:
-            row = int(width[1]) - 2
-            got = f"{width[3]} in row {row} of {name}"
-            way_out = "write exactly one value per column in each row"
-            requirement = f"have {width[2]} values in every row"
-            raise InputValueError(
-                expected("the table", requirement, got, way_out)
-            ) from error
-        # pyarrow reads text in blocks, and a row may lie in two of them.
-        if "straddles two block boundaries" in words:
-            way_out = "end each row by a new line, and close all quotation marks"
-            requirement = f"each row of {name} to be shorter than 4 MB"
-            check(False, requirement, "a longer one", way_out)
         suffix = str(suffix_of(name) or "")[1:]
         requirement = f"be readable as {suffix}" if suffix else "be readable"
         way_out = (

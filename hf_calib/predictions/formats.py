@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 2**22  # In numbers, of a table that is written.
 _KINDS = ("logits", "probs")
+_ARRAYS = (*_KINDS, "labels", CONFIDENCE, CORRECT, *PREDICTED, "class_names")
 _SOFT_LABELS = ("soft_labels", "probs")  # CIFAR-10H has the latter.
 
 
@@ -36,27 +38,26 @@ def load_arrays(
 
     Of top labels the arrays are `confidence` and `correct`, or `prediction` and `labels`.
     """
-    names = (*_KINDS, "labels", "class_names", CONFIDENCE, CORRECT, *PREDICTED)
-    arrays, found = _read(path, argument, names)
-    kind = next((kind for kind in _KINDS if kind in arrays), None)
-    arrays = {name: _in_native_order(array) for name, array in arrays.items()}
-    if kind is None and CONFIDENCE in arrays:
-        return _top_labels(Path(path).name, arrays, found)
-    if not labelled and kind is not None:
-        arrays["labels"] = np.zeros(len(np.atleast_1d(arrays[kind])), int)
+    name = Path(path).name
+    arrays, found = _read(path, argument, _ARRAYS)
+    scores = {kind: arrays[kind] for kind in _KINDS if kind in arrays}
+    if not scores and CONFIDENCE in arrays:
+        return _top_labels(name, arrays, found)
+    if not labelled:
+        for array in scores.values():
+            arrays["labels"] = np.zeros(len(np.atleast_1d(array)), int)
     way_out = "write it with numpy.savez(path, logits=logits, labels=labels)"
-    requirement = f"{Path(path).name} to hold the arrays labels and logits (or probs)"
-    check(kind is not None and "labels" in arrays, requirement, found, way_out)
-    _check_has_rows(Path(path).name, arrays["labels"])
+    requirement = f"{name} to hold the arrays labels and logits (or probs)"
+    check(bool(scores) and "labels" in arrays, requirement, found, way_out)
     class_names = None
     if "class_names" in arrays:
         listed = np.atleast_1d(arrays["class_names"]).tolist()
         class_names = tuple(
             each.decode() if isinstance(each, bytes) else str(each) for each in listed
         )
-    scores = {name: arrays[name] for name in _KINDS if name in arrays}
     made = Predictions(arrays["labels"], **scores, class_names=class_names)
-    check_not_probabilities(made.logits)
+    if made.logits is not None:
+        check_not_probabilities(made.logits)
     return made
 
 
@@ -70,22 +71,9 @@ def _top_labels(name: str, arrays: dict[str, Any], found: str) -> TopLabels:
         way_out = "write whether each prediction is correct, as 0 or 1"
         check(bool(predicted) and "labels" in arrays, requirement, found, way_out)
         correct = np.asarray(predicted[0] == arrays["labels"])
-    _check_has_rows(name, arrays[CONFIDENCE])
-    is_whole = correct.dtype.kind == "b" or np.isin(correct, (0, 1)).all()
-    requirement = f"the array correct of {name} to be 0 or 1"
-    check(bool(is_whole), requirement, "other values", "mark each row")
     confidence = arrays[CONFIDENCE].astype(np.float64, copy=False)
-    return TopLabels(confidence, correct.astype(np.int64))
-
-
-def _check_has_rows(name: str, array: NDArray[Any]) -> None:
-    way_out = "write the scores and the label of each row"
-    check(len(np.atleast_1d(array)) > 0, f"{name} to have rows", "none", way_out)
-
-
-def _in_native_order(array: NDArray[Any]) -> NDArray[Any]:
-    """The array of another kind of machine in this one's byte order."""
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    made = TopLabels(confidence, correct)
+    return replace(made, correct=correct.astype(np.int64))
 
 
 def save_predictions(
@@ -162,18 +150,19 @@ def _write_table(
     if not isinstance(rows, slice):
         others = others.filter(pyarrow.array(rows))
     chosen = replace(chosen, by={}, validate=False)
-    writer = None
-    for part in row_chunks(len(chosen), chosen.n_classes, elements=_ROWS_AT_ONCE):
-        probs = scaler.predict_proba(chosen.select(part).as_logits())
-        kept = others.slice(part.start, len(probs))
-        columns = _columns_of(read, probs)
-        columns |= dict(zip(kept.column_names, kept.columns, strict=True))
-        table = pyarrow.table(columns)
-        if writer is None:
-            writer = ParquetWriter(path, table.schema)
-        writer.write_table(table)
-    assert writer is not None  # A table without rows is not read.
-    writer.close()
+
+    def tables() -> Iterator[Any]:
+        for part in row_chunks(len(chosen), chosen.n_classes, elements=_ROWS_AT_ONCE):
+            probs = scaler.predict_proba(chosen.select(part).as_logits())
+            kept = others.slice(part.start, len(probs))
+            own = dict(zip(kept.column_names, kept.columns, strict=True))
+            yield pyarrow.table(_columns_of(read, probs) | own)
+
+    written = tables()
+    first = next(written)
+    with ParquetWriter(path, first.schema) as writer:
+        for table in chain([first], written):
+            writer.write_table(table)
 
 
 def _columns_of(read: Read, probs: NDArray[Any]) -> dict[str, Any]:
@@ -211,20 +200,20 @@ def load_soft_labels(
         way_out,
     )
     key, array = next(iter(arrays.items()))
-    requirement = f"{key} in {path} to have shape ({n_rows}, {n_classes}), of the data's rows and the model's classes"
-    way_out = "write those of the same rows, in their order"
-    check(
-        array.shape == (n_rows, n_classes), requirement, f"shape {array.shape}", way_out
-    )
-    return check_soft_labels(array, array.shape)
+    argument = f"{key} in {path}"
+    return check_soft_labels(array, (n_rows, n_classes), argument=argument)
 
 
 def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any], str]:
     """The arrays with these names, and the names of all arrays; objects are not unpickled."""
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as archive:
-            _check_rows_agree(archive)
+            _check_n_rows(archive, path)
             arrays = {name: archive[name] for name in names if name in archive}
+            for name, array in arrays.items():
+                # Another kind of machine may have another order of bytes.
+                native = array.dtype.newbyteorder("=")
+                arrays[name] = array.astype(native, copy=False)
             return arrays, ", ".join(archive) or "none"
     except InputError:
         raise
@@ -236,25 +225,25 @@ def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any
         ) from error
 
 
-def _check_rows_agree(archive: Any) -> None:
-    """Raise if headers state other numbers of rows, as a small file may hold arrays larger than the memory."""
+def _check_n_rows(archive: Any, path: str) -> None:
+    """Raise if headers state several numbers of rows, as a small file may hold arrays larger than the memory, or 0."""
     rows = {
         name: _shape(archive, name)[:1]
-        for name in (*_KINDS, "labels", CONFIDENCE, CORRECT, *PREDICTED)
+        for name in _ARRAYS[:-1]  # Class names are no rows.
         if name in archive.files
     }
     got = ", ".join(f"{n[0] if n else 'no'} of {name}" for name, n in rows.items())
     way_out = "write the scores and the label of each row"
     requirement = "the arrays to have the same number of rows"
     check(len(set(rows.values())) < 2, requirement, got, way_out)
+    has_rows = (0,) not in rows.values()
+    check(has_rows, f"{Path(path).name} to have rows", "none", way_out)
 
 
 def _shape(archive: Any, name: str) -> tuple[int, ...]:
     """The shape of an array, from its header only."""
-    readers: Any = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
+    read: Any = np.lib.format.read_array_header_2_0
     with archive.zip.open(f"{name}.npy") as file:
-        shape, *_ = readers[np.lib.format.read_magic(file)](file)
-    return tuple(shape)
+        if np.lib.format.read_magic(file) == (1, 0):
+            read = np.lib.format.read_array_header_1_0
+        return tuple(read(file)[0])

@@ -69,18 +69,13 @@ def label_ids(
     if types.is_integer(column.type) and not column.null_count and are_ids:
         return np.asarray(column).astype(np.int64, copy=False)
     column = filled(column, argument)
-    texts = compute.cast(column, pyarrow.string())
-    found = compute.index_in(texts, value_set=pyarrow.array(names, pyarrow.string()))
+    texts = column.cast(pyarrow.string())
+    found = compute.index_in(texts, pyarrow.array(names, pyarrow.string()))
     lower = [each.lower() for each in names]
     if found.null_count and len(set(lower)) == len(lower):
-        found = compute.index_in(
-            compute.utf8_lower(texts), value_set=pyarrow.array(lower, pyarrow.string())
-        )
-    is_number = any(
-        is_of(column.type)
-        for is_of in (types.is_integer, types.is_floating, types.is_decimal)
-    )
-    if found.null_count or is_number:
+        in_lower_case = pyarrow.array(lower, pyarrow.string())
+        found = compute.index_in(compute.utf8_lower(texts), in_lower_case)
+    if found.null_count or are_numbers(column.type):
         of_numbers = _ids_of_numbers(texts, argument, numbers)
         found = found if of_numbers is None else of_numbers
     if found.null_count:
@@ -90,6 +85,14 @@ def label_ids(
         got = f"{unknown!r} ({alike})" if alike else repr(unknown)
         raise RowError(row, argument, f"hold {told[0]} ({few(names)})", got, told[1])
     return np.asarray(found).astype(np.int64)
+
+
+def are_numbers(kind: Any) -> bool:
+    """Whether a pyarrow type is one of numbers, or of missing values only."""
+    from pyarrow import types
+
+    known = (types.is_floating, types.is_integer, types.is_decimal, types.is_null)
+    return any(is_of(kind) for is_of in known)
 
 
 def filled(column: Any, argument: str) -> Any:
@@ -107,13 +110,11 @@ def filled(column: Any, argument: str) -> Any:
         raise InputTypeError(
             expected(argument, "hold one class in each row", column.type, way_out)
         )
-    if types.is_floating(column.type):
-        column = compute.if_else(compute.is_nan(column), None, column)
-    is_missing = column.is_null()
+    is_missing = column.is_null(nan_is_null=True)
     if types.is_string(column.type) or types.is_large_string(column.type):
         is_blank = compute.equal(compute.utf8_trim_whitespace(column), "")
-        is_missing = compute.or_(is_missing, compute.fill_null(is_blank, False))
-    if compute.any(is_missing).as_py():
+        is_missing = compute.fill_null(is_blank, True)
+    if is_missing.true_count:
         row = int(np.argmax(is_missing))
         way_out = "remove the rows without one"
         raise RowError(row, argument, "hold a label in every row", "none", way_out)
@@ -132,7 +133,7 @@ def _ids_of_numbers(
     if len(labels) < len(read):
         return None
     ids: list[int | None]
-    places = {number: i for i, number in enumerate(numbers) if number is not None}
+    places = {number: i for i, number in enumerate(numbers)}
     if None not in numbers or places.keys() >= set(labels):
         times = Counter(numbers)
         twice = [str(label) for label in labels if times[label] > 1]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hf_calib._errors import check, few
+from hf_calib.metrics.checks import FloatArray
 from hf_calib.predictions.predictions import Predictions
 
 OptionScores = Literal["sum", "per_character", "per_byte"]
@@ -40,49 +43,71 @@ def _is_row(row: Any) -> bool:
     return isinstance(row, dict) and row.keys() >= _KEYS
 
 
+@dataclass(frozen=True)
+class _Question:
+    """A row of a log."""
+
+    place: str  # For messages.
+    answers: Sequence[str]
+    likelihoods: FloatArray  # Of the answers, natural logarithms.
+    target: str  # The index of the correct answer, or its text.
+    accuracy: Any  # 1 if the likeliest answer is correct; None if the log does not say.
+
+    @property
+    def index(self) -> int | None:
+        """The index of the correct answer if the target is one."""
+        indices = map(str, range(len(self.answers)))
+        return int(self.target) if self.target in indices else None
+
+    @property
+    def index_of_text(self) -> int | None:
+        """The index of the correct answer if the target is its text, or else an index."""
+        is_text = self.target in self.answers
+        return self.answers.index(self.target) if is_text else self.index
+
+    def agrees(self, label: int | None) -> bool:
+        """Whether there is such an answer, and the log says the same of the likeliest one."""
+        is_right = label == self.likelihoods.argmax()
+        return label is not None and self.accuracy in (None, is_right)
+
+
 def read_log(rows: list[Any], name: str, scores: OptionScores = "sum") -> Predictions:
     """Return the log-likelihoods of a log's answers as logits (see `read_predictions`), and the labels."""
-    for place, row in enumerate(rows):
-        requirement = f"each row of {name} to have {', '.join(sorted(_KEYS))}"
-        got = f"{few([row])} in row {place}"
-        check(_is_row(row), requirement, got, "write the log again")
-        got = f"{row.get('acc')!r} in row {place} of {name}"
-        is_known = row.get("acc", 0) in (0, 1)
-        check(is_known, "acc to be 0 or 1", got, "evaluate the task again")
-    times = Counter(str(row["doc_id"]) for row in rows).most_common(1)
-    got = f"{times[0][1]} rows with {times[0][0]} in {name}"
-    check(
-        times[0][1] == 1,
-        "each doc_id to be in one row",
-        got,
-        "keep the rows of one filter",
-    )
-    places = [f"in row {place} of {name}" for place in range(len(rows))]
-    answers = [
-        _answers(row["arguments"], place)
-        for row, place in zip(rows, places, strict=True)
-    ]
-    likelihoods = [
-        _likelihoods(*each) for each in zip(rows, answers, places, strict=True)
-    ]
+    questions = []
+    for number, row in enumerate(rows):
+        questions.append(_question(row, f"in row {number} of {name}"))
+    doc_id, times = Counter(str(row["doc_id"]) for row in rows).most_common(1)[0]
+    got = f"{times} rows with {doc_id} in {name}"
+    way_out = "keep the rows of one filter"
+    check(times == 1, "each doc_id to be in one row", got, way_out)
+    n_classes = max(len(each.answers) for each in questions)
     # If a question has fewer answers, the missing ones have probability 0.
-    logits = np.full((len(rows), max(map(len, answers))), -np.inf)
-    lengths = {
-        "sum": lambda text: 1,
-        "per_character": len,
-        "per_byte": lambda text: len(text.encode()),
-    }
-    for own, texts, values in zip(logits, answers, likelihoods, strict=True):
-        own[: len(texts)] = values / np.array(
-            [max(lengths[scores](text), 1) for text in texts]
-        )
-    best = [int(values.argmax()) for values in likelihoods]
-    names = tuple(map(str, range(logits.shape[1])))
-    return Predictions(
-        np.array(_targets(rows, answers, best, places)),
-        logits=logits,
-        class_names=names,
-    )
+    logits = np.full((len(questions), n_classes), -np.inf)
+    for own, each in zip(logits, questions, strict=True):
+        lengths = [_length(answer, scores) for answer in each.answers]
+        own[: len(lengths)] = each.likelihoods / np.array(lengths)
+    names = tuple(map(str, range(n_classes)))
+    return Predictions(_labels(questions), logits=logits, class_names=names)
+
+
+def _length(answer: str, scores: OptionScores) -> int:
+    """The number by which the log-likelihood of an answer is divided."""
+    if scores == "sum":
+        return 1
+    return max(len(answer if scores == "per_character" else answer.encode()), 1)
+
+
+def _question(row: Any, place: str) -> _Question:
+    requirement = f"each row of a log to have {', '.join(sorted(_KEYS))}"
+    check(_is_row(row), requirement, f"{few([row])} {place}", "write the log again")
+    accuracy = row.get("acc")
+    is_known = "acc" not in row or accuracy in (0, 1)
+    way_out = "evaluate the task again"
+    check(is_known, "acc to be 0 or 1", f"{accuracy!r} {place}", way_out)
+    answers = _answers(row["arguments"], place)
+    likelihoods = _likelihoods(row["filtered_resps"], len(answers), place)
+    target = str(row["target"]).strip()
+    return _Question(place, answers, likelihoods, target, accuracy)
 
 
 def _answers(arguments: Any, place: str) -> list[str]:
@@ -106,19 +131,16 @@ def _number_at_the_end(key: str) -> int:
     return 0 if digits is None else int(digits.group())
 
 
-def _likelihoods(
-    row: Mapping[str, Any], answers: Sequence[str], place: str
-) -> np.ndarray:
-    found = row["filtered_resps"]
+def _likelihoods(found: Any, n_answers: int, place: str) -> FloatArray:
     try:
         likelihoods = np.array([float(each[0]) for each in found])
     except (TypeError, ValueError, IndexError, KeyError):
         likelihoods = np.empty(0)
+    got = f"{few([found])} for {n_answers} answers {place}"
     requirement = (
         "filtered_resps to hold a log-likelihood for each of at least 2 answers"
     )
-    got = f"{few([found])} for {len(answers)} answers {place}"
-    check(len(likelihoods) == len(answers) >= 2, requirement, got, _WAY_OUT)
+    check(len(likelihoods) == n_answers >= 2, requirement, got, _WAY_OUT)
     requirement = "filtered_resps to hold numbers below infinity, one of them finite"
     # NaN is not below infinity.
     fits = bool((likelihoods < np.inf).all() and likelihoods.max() > -np.inf)
@@ -127,45 +149,28 @@ def _likelihoods(
     return likelihoods
 
 
-def _targets(
-    rows: Sequence[Mapping[str, Any]],
-    answers: Sequence[Sequence[str]],
-    best: Sequence[int],
-    places: Sequence[str],
-) -> list[int]:
+def _labels(questions: Sequence[_Question]) -> NDArray[np.int64]:
     """The indices of the correct answers, which a task gives as an index or as a text.
 
     A number may be the index of one answer and the text of another; the accuracies in the log decide.
     """
-    targets = [str(row["target"]).strip() for row in rows]
-    texts = [
-        str(own.index(each)) if each in own else each
-        for each, own in zip(targets, answers, strict=True)
-    ]
-    wrong: list[int] = []
-    fitting: list[list[int]] = []
-    for labels in (targets, texts):
-        wrong = [
-            place
-            for place, (label, own) in enumerate(zip(labels, answers, strict=True))
-            if label not in map(str, range(len(own)))
-            or rows[place].get("acc", label == str(best[place]))
-            != (label == str(best[place]))
-        ]
-        if not wrong:
-            fitting.append([int(label) for label in labels])
+    as_indices = [each.index for each in questions]
+    as_texts = [each.index_of_text for each in questions]
+    fitting = []
+    wrong = questions[0]
+    for labels in (as_indices, as_texts):
+        pairs = zip(questions, labels, strict=True)
+        others = [each for each, label in pairs if not each.agrees(label)]
+        if others:
+            wrong = others[0]
+        else:
+            fitting.append(labels)
     requirement = "the target to be the index or the text of the correct answer, in agreement with acc"
-    place = wrong[0] if wrong else 0
-    got = f"{targets[place]!r} {places[place]}"
-    check(bool(fitting), requirement, got, _WAY_OUT)
-    as_indices = fitting[0]
-    as_texts = fitting[-1]
-    differing = [
-        place for place in range(len(rows)) if as_indices[place] != as_texts[place]
-    ]
-    place = differing[0] if differing else 0
-    got = f"{targets[place]!r} {places[place]}, which is both"
+    check(bool(fitting), requirement, f"{wrong.target!r} {wrong.place}", _WAY_OUT)
+    twofold = [each for each in questions if each.index != each.index_of_text]
+    first = (twofold or questions)[0]
+    got = f"{first.target!r} {first.place}, which is both"
     requirement = "the target to be the index of an answer or the text of one"
     way_out = "log the metric acc, which tells them apart"
-    check(not differing, requirement, got, way_out)
-    return as_indices
+    check(len(fitting) == 1 or not twofold, requirement, got, way_out)
+    return np.array(fitting[0])

@@ -19,10 +19,10 @@ from hf_calib._errors import check, few, look_alikes
 from hf_calib.metrics.checks import (
     FloatArray,
     check_kind,
+    check_labels,
     check_names,
-    check_probs_and_labels,
+    check_probs,
     check_row_weights,
-    check_rows,
     check_shape,
     check_type,
     refuse,
@@ -128,17 +128,23 @@ class Predictions:
                 "pass logits.astype(float)",
             )
             fewest = 1 if self.kind.sigmoid else 2
-            fits = self.logits.ndim == 2 and self.logits.shape[1] >= fewest
-            requirement = f"logits to have shape (N, C) with C at least {fewest}"
+            shape = self.logits.shape
+            fits = len(shape) == 2 and shape[0] >= 1 and shape[1] >= fewest
+            requirement = (
+                f"logits to have shape (N, C) with N at least 1, C at least {fewest}"
+            )
             way_out = "flatten leading axes; for one logit z of two classes pass np.stack([0 * z, z], axis=1)"
-            check(fits, requirement, f"shape {self.logits.shape}", way_out)
+            check(fits, requirement, f"shape {shape}", way_out)
             check_logits(self.logits, sigmoid=self.kind.sigmoid)
         if self.kind.sigmoid:
             check_decisions(self.probabilities(), self.labels)
         else:
-            probs, labels = check_probs_and_labels(self.probabilities(), self.labels)
-            if self.weights is not None:
-                check_rows(probs, labels, self.weights, probs.shape[1])
+            # The softmax of checked logits are probabilities, and would be another copy.
+            if self.probs is not None:
+                check_probs(self.probs)
+            check_labels(self.labels, *self.scores.shape)
+        if self.weights is not None:
+            check_row_weights("weights", self.weights, len(self))
         check_names("class_names", self.class_names)
         if self.class_names is not None:
             n_names = len(self.class_names)
@@ -345,10 +351,8 @@ def check_logits(logits: NDArray[Any], *, sigmoid: bool = False) -> None:
     refuse(wrong, "logits", requirement, largest, way_out)
 
 
-def check_not_probabilities(logits: NDArray[Any] | None) -> None:
+def check_not_probabilities(logits: NDArray[Any]) -> None:
     """Raise for probabilities that are named logits, because their softmax would be nearly uniform."""
-    if logits is None or not len(logits):
-        return
     # NaN is named later, with its row.
     within = logits.min() >= 0 and logits.max() <= 1
     if not within:

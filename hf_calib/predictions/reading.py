@@ -7,7 +7,7 @@ no second copy of them exists; every other column becomes one column of all file
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,11 +19,7 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import check, few
 from hf_calib.metrics.checks import (
-    FloatArray,
     RowError,
-    check_labels,
-    check_probs,
-    check_row_weights,
     refuse,
 )
 from hf_calib.predictions.columns import (
@@ -34,14 +30,12 @@ from hf_calib.predictions.columns import (
     Wanted,
     check_different,
     check_slices,
-    check_type_of_numbers,
     columns_of,
     numbers_of,
 )
 from hf_calib.predictions.files import (
     File,
     Opened,
-    columns_in,
     find_files,
     naming,
     open_file,
@@ -54,7 +48,6 @@ from hf_calib.predictions.predictions import (
     OnRows,
     Predictions,
     TopLabels,
-    check_logits,
     check_not_probabilities,
     check_same_classes,
     ignore_rows,
@@ -158,7 +151,8 @@ def read_predictions(
                 on_rows(n_own, n_rows)
     with rows.naming():
         predictions = rows.predictions()
-    return Read(name, tuple(files), predictions, columns, rows.others())
+    others = rows.others() if all_columns else None
+    return Read(name, tuple(files), predictions, columns, others)
 
 
 def load_predictions(
@@ -283,8 +277,6 @@ def _check_alike(
         check(is_same, requirement, "other folders", way_out)
         with naming(each.file, files):
             columns.check_same(each)
-            for name in columns.numbers:
-                check_type_of_numbers(each, name)
             if all_columns:
                 check_different(each, each.names)
 
@@ -322,33 +314,42 @@ class _Rows:
         """The type that holds the scores of all files."""
         from pyarrow import types
 
-        found = []
-        for table in self.tables:
-            for name in self.columns.scores:
-                kind = table.kinds[name]
-                kind = kind.value_type if self.columns.listed else kind
-                is_float = types.is_floating(kind)
-                found.append(np.dtype(kind.to_pandas_dtype() if is_float else float))
-        return np.result_type(*set(found))
+        scores = self.columns.scores
+        kinds = {table.kinds[name] for table in self.tables for name in scores}
+        if self.columns.listed:
+            kinds = {kind.value_type for kind in kinds}
+        floats = [kind for kind in kinds if types.is_floating(kind)]
+        found = [kind.to_pandas_dtype() for kind in floats]
+        # Other numbers become float64.
+        return np.result_type(*found) if len(floats) == len(kinds) else np.dtype(float)
 
     def read(self, place: int) -> int:
         """Read a file, and return its number of rows."""
+        import pyarrow
+
+        files = [each.file for each in self.tables]
         table = self.tables[place]
         start = self.starts[place]
         row_of = {name: k for k, name in enumerate(self.columns.scores)}
-        for first, name, column in columns_in(table, self.columns.scores, self.width):
-            rows = slice(start + first, start + first + len(column))
-            try:
-                if self.columns.listed:
-                    self.scores[:, rows] = _lists(column, name, self.width).T
-                else:
-                    self.scores[row_of[name], rows] = numbers_of(column, name)
-            except RowError as error:
-                raise error.at(table.file.name, first) from None
-        own = table.names
-        names = [name for name in self.parts if name in own]
-        for _, name, column in columns_in(table, names):
-            self.parts[name][place].append(column)
+        own = [name for name in self.parts if name in table.kinds]
+        stored = [name for name in own if name not in table.folders]
+        for name in self.parts.keys() & table.folders.keys():
+            text = pyarrow.repeat(table.folders[name], table.n_rows)
+            self.parts[name][place].append(text)
+        with readable(table.file.name):
+            for first, part in table.parts(self.columns.scores, self.width):
+                rows = slice(start + first, start + first + len(part))
+                for name, column in zip(part.schema.names, part.columns, strict=True):
+                    with naming(table.file, files, first):
+                        if self.columns.listed:
+                            lists = _lists(column, name, self.width)
+                            self.scores[:, rows] = lists.T
+                        else:
+                            numbers = numbers_of(column, name)
+                            self.scores[row_of[name], rows] = numbers
+            for _, part in table.parts(stored, width=1):
+                for name, column in zip(part.schema.names, part.columns, strict=True):
+                    self.parts[name][place].append(column)
         return table.n_rows
 
     @contextmanager
@@ -366,87 +367,62 @@ class _Rows:
         """All rows, checked."""
         columns = self.columns
         weights = None
-        n_rows = self.starts[-1]
         if columns.weight is not None:
-            numbers = numbers_of(self._column(columns.weight), columns.weight)
+            numbers = numbers_of(self.column(columns.weight), columns.weight)
             weights = numbers.astype(np.float64, copy=False)
-            check_row_weights("weights", weights, n_rows)
-        by = {name: _values(self._column(name), name) for name in columns.by}
+        by = {name: _values(self.column(name), name) for name in columns.by}
         if columns.kind == CONFIDENCE:
-            return self._top_labels(weights, by)
+            confidence = self.scores[0].astype(np.float64, copy=False)
+            return TopLabels(confidence, self._correct(), weights, by)
         scores = self.scores.T
-        labels = np.zeros(n_rows, np.int64)
         if columns.kind == "logits":
-            check_logits(scores)
             check_not_probabilities(scores)
         elif columns.kind == SCORE:
             scores = _with_complement(self.scores[0], columns.scores[0])
         elif columns.scores == columns.class_names:
             _check_look_like_probabilities(scores)
+        labels = np.zeros(len(scores), np.int64)
         if columns.label is not None:
-            column = self._column(columns.label)
+            column = self.column(columns.label)
             labels = label_ids(column, columns.label, columns.class_names)
-        if columns.kind != "logits":
-            check_probs(scores)
-        check_labels(labels, *scores.shape)
         kind = "logits" if columns.kind == "logits" else "probs"
         found: dict[str, Any] = {kind: scores, "class_names": columns.class_names}
-        return Predictions(labels, **found, weights=weights, by=by, validate=False)
+        return Predictions(labels, **found, weights=weights, by=by)
 
-    def _top_labels(
-        self, weights: FloatArray | None, by: Mapping[str, Sequence[Any]]
-    ) -> TopLabels:
-        """Rows with the confidence of the predicted class, and whether it is correct."""
-        columns = self.columns
-        confidence = self.scores[0].astype(np.float64, copy=False)
-        outcome = str(columns.outcome)
+    def _correct(self) -> NDArray[np.int64]:
+        """Whether the predicted classes (N,) are correct."""
+        outcome = str(self.columns.outcome)
+        marked = self.column(outcome)
         if outcome == CORRECT:
-            told = (
-                "whether the prediction is correct",
-                "write 0 or 1, or true or false",
-            )
-            marked = self._column(outcome)
-            correct = label_ids(marked, outcome, ("false", "true"), told)
-        else:
-            predicted = self._column(outcome)
-            labels = self._column(str(columns.label))
-            correct = _are_equal(predicted, outcome, labels, str(columns.label))
-        return TopLabels(confidence, correct, weights, by)
+            requirement = "whether the prediction is correct"
+            way_out = "write 0 or 1, or true or false"
+            told = (requirement, way_out)
+            return label_ids(marked, outcome, ("false", "true"), told)
+        label = str(self.columns.label)
+        return _are_equal(marked, outcome, self.column(label), label)
 
-    def _column(self, name: str) -> Any:
-        """A column of all files; texts in one file and numbers in another are texts."""
-        joined = _joined(name, [part for parts in self.parts[name] for part in parts])
-        if not self.all_columns:
-            # A column is read once, and may be as large as one of the scores.
-            self.parts[name] = []
-        return joined
-
-    def others(self) -> Any:
-        """All columns that hold no scores, as a pyarrow table; None unless they are asked for."""
+    def column(self, name: str) -> Any:
+        """A column of all files, with nulls for those without it; texts in one and numbers in another are texts."""
         import pyarrow
 
-        if not self.all_columns:
-            return None
-        found = {}
-        for name, parts in self.parts.items():
-            filled_up = []
-            for table, own in zip(self.tables, parts, strict=True):
-                filled_up += own or [pyarrow.nulls(table.n_rows)]
-            found[name] = _joined(name, filled_up)
-        return pyarrow.table(found)
+        # A column is read once, and may be as large as one of the scores.
+        found = self.parts[name] if self.all_columns else self.parts.pop(name)
+        tables = []
+        for opened, own in zip(self.tables, found, strict=True):
+            parts = own or [pyarrow.nulls(opened.n_rows)]
+            tables += [pyarrow.table({name: part}) for part in parts]
+        try:
+            joined = pyarrow.concat_tables(tables, promote_options="permissive")
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
+            texts = pyarrow.schema([(name, pyarrow.string())])
+            joined = pyarrow.concat_tables([each.cast(texts) for each in tables])
+        return joined[name]
 
+    def others(self) -> Any:
+        """The columns that hold no scores, as a pyarrow table."""
+        import pyarrow
 
-def _joined(name: str, parts: Sequence[Any]) -> Any:
-    """One chunked column of parts, of which some may hold texts and others numbers."""
-    import pyarrow
-
-    tables = [pyarrow.table({name: part}) for part in parts]
-    try:
-        joined = pyarrow.concat_tables(tables, promote_options="permissive")
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
-        texts = pyarrow.schema([(name, pyarrow.string())])
-        joined = pyarrow.concat_tables([each.cast(texts) for each in tables])
-    return joined[name]
+        return pyarrow.table({name: self.column(name) for name in self.parts})
 
 
 def _values(column: Any, name: str) -> list[Any]:
@@ -469,13 +445,11 @@ def _lists(column: Any, name: str, n_classes: int) -> NDArray[Any]:
 
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
-    lengths = np.asarray(compute.fill_null(compute.list_value_length(column), -1))
+    # A missing list has no values.
+    lengths = np.asarray(compute.fill_null(compute.list_value_length(column), 0))
     wrong = lengths != n_classes
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        requirement = f"have {n_classes} values"
-        got = "none" if lengths[row] < 0 else f"{lengths[row]}"
-        raise RowError(row, "the list", requirement, got, "write one for each class")
+    requirement = f"have {n_classes} values"
+    refuse(wrong, "the list", requirement, lengths, "write one for each class")
     try:
         return numbers_of(column.flatten(), name).reshape(len(column), n_classes)
     except RowError as error:

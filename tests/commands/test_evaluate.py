@@ -132,10 +132,10 @@ class TestRowsOfAModel:
             (("--by", "x"), "expected --by to be one of text, label, .*, got 'x'"),
             (("--by", "lists"), "'lists' to hold texts or numbers, got"),
             (("--by", "struct"), "'struct' to hold texts or numbers, got"),
-            (("--by", "label"), "by to name other columns than --label-column"),
+            (("--by", "label"), "weight-column and by to name different columns"),
             (
                 ("--by", "negative", "--weight-column", "negative"),
-                "by to name other columns than --weight-column, got 'negative'",
+                "and by to name different columns, got 'negative' twice",
             ),
             (("--weight-column", "x"), "expected --weight-column to be one of text"),
             (("--weight-column", "negative"), "finite and at least 0, got -1"),

@@ -107,7 +107,7 @@ class TestEvaluate:
             (("--ood-data", "empty.parquet"), r"empty\.parquet"),
             (
                 ("--soft-labels", "counts.npz"),
-                "soft_labels to be a float array, got dtype int64; divide each row",
+                r"soft_labels in .*counts\.npz to be a float array, got dtype int64; divide each row",
             ),
             (
                 ("--soft-labels", "half.npz"),

@@ -113,7 +113,7 @@ class TestTopLabels:
             ({"confidence": confidence}, "to hold the array correct, or prediction"),
             (
                 {"confidence": confidence, "correct": correct + 1},
-                "correct of c.npz to be 0",
+                "correct to be 0 or 1, got 2 in row .* of c.npz",
             ),
             (
                 {"confidence": confidence + 1, "correct": correct},

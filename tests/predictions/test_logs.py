@@ -254,5 +254,8 @@ def test_rows_of_another_form_are_named(change: dict[str, Any], tmp_path: Path) 
 def test_a_row_that_is_no_row_of_a_log(tmp_path: Path) -> None:
     for other in ({"doc_id": 1}, [1], "text"):
         path = written(tmp_path / "a.jsonl", ROWS[0], other)
-        with pytest.raises(InputError, match=r"each row of a\.jsonl to have arguments"):
+        with pytest.raises(
+            InputError,
+            match=r"each row of a log to have arguments, .* in row 1 of a\.jsonl",
+        ):
             load(path)

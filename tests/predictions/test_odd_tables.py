@@ -374,9 +374,12 @@ def test_a_line_without_an_end(
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"weight_column": "w", "by": ["w"]}, "by to name other columns than weight_c"),
-        ({"by": ["country", "label"]}, "by to name other columns than label_column, g"),
-        ({"weight_column": "label"}, "weight_column to be another column than label_"),
+        (
+            {"weight_column": "w", "by": ["w"]},
+            "by to name different columns, got 'w' twice",
+        ),
+        ({"by": ["country", "label"]}, "to name different columns, got 'label' twice"),
+        ({"weight_column": "label"}, "label_column, weight_column and by to name"),
     ],
 )
 def test_a_column_in_two_roles(
