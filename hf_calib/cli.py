@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from hf_calib._errors import (
     InputError,
@@ -30,7 +30,6 @@ from hf_calib._errors import (
     visible,
 )
 from hf_calib.commands import options
-from hf_calib.commands.console import Done
 from hf_calib.models.reading import Names
 
 # What stands for a value, by the last word of an option's name or by its type.
@@ -40,8 +39,6 @@ _VALUES = {
     "data": "DATA",
     "output": "FOLDER",
     "method": "METHOD",
-}
-_VALUES |= {
     "Path": "FILE",
     "Names": "A,B,C",
     "int": "N",
@@ -50,18 +47,26 @@ _VALUES |= {
     "list[str]": "TEXT",
 }
 _FLAG: Any = partial(Parameter, kind=Parameter.KEYWORD_ONLY, default=False)
-_PATIENCE = 1.0  # seconds before a stage is named
+# Seconds before a stage is named.
+_PATIENCE = 1.0
+# What errors require of an option.
+_OF_OPTIONS = (
+    "to be one of",
+    "to be given with",
+    "to be other rows than",
+    "to name an existing file",
+)
 _JSON = typer.Option(
     "--json", help="Print one JSON object, and nothing else, on stdout."
 )
-_SHOWS_ALL = "hf_calib.shows_all"
 
 
 def _print_all_options(context: typer.Context, value: bool) -> None:
     """Print the help with the options that only specialists need."""
     if value:
-        context.meta[_SHOWS_ALL] = True
-        context.get_help()
+        for each in context.command.params:
+            each.hidden = False  # type: ignore[attr-defined]
+        print(context.get_help())
         raise typer.Exit
 
 
@@ -76,64 +81,14 @@ _ALL = typer.Option(
 )
 
 
-def entry(parameter: Any) -> tuple[str, str]:
-    """An argument or option with what stands for its value, and what it does."""
-    name, default = parameter.metavar or "", parameter.default
-    if parameter.param_type_name == "option":
-        name = " ".join(
-            (", ".join((*parameter.opts, *parameter.secondary_opts)), name)
-        ).strip()
-    end = (
-        "" if default is None or isinstance(default, bool) else f" Default: {default}."
-    )
-    again = " May be repeated." if getattr(parameter, "multiple", False) else ""
-    return name, f"{parameter.help}{again}{' Required.' if parameter.required else end}"
-
-
-class _Panels:
-    """The `--help` of a command, or of all: options in panels, but for those that specialists need."""
-
-    def format_help(self: Any, context: Any, formatter: Any) -> None:
-        """Print it."""
-        from rich.console import Console
-        from rich.panel import Panel
-        from rich.table import Table
-
-        screen = Console(highlight=False, markup=False)
-        screen.print(f"{self.get_usage(context)}\n\n{self.help}\n")
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for each in self.get_params(context):
-            if not each.hidden or context.meta.get(_SHOWS_ALL):
-                panel = each.rich_help_panel or f"{each.param_type_name.capitalize()}s"
-                panels.setdefault(panel, []).append(entry(each))
-        for name, command in getattr(self, "commands", {}).items():
-            panels.setdefault("Commands", []).append(
-                (name, command.help.split("\n")[0])
-            )
-        for panel, entries in panels.items():
-            table = Table.grid(padding=(0, 2, 0, 0))
-            for row in entries:
-                table.add_row(*row)
-            screen.print(Panel(table, title=panel, title_align="left"))
-        screen.print(self.epilog or "")
-
-
-class _Command(_Panels, TyperCommand):
-    """One of `_Commands`."""
-
-
-class _Commands(_Panels, TyperGroup):
+class _Commands(TyperGroup):
     """All commands."""
 
     def invoke(self, context: Any) -> Any:
         """An error in the input ends with code 2 and one line on stderr; everything else is a bug, code 1."""
         try:
-            check(
-                sys.stdout is not None,
-                "stdout to be open",
-                "a closed one",
-                "send it to a file",
-            )
+            is_open = sys.stdout is not None
+            check(is_open, "stdout to be open", "a closed one", "send it to a file")
             return super().invoke(context)
         except InputError as error:
             print(f"hf-calib: {printable(error)}", file=sys.stderr)
@@ -141,7 +96,10 @@ class _Commands(_Panels, TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Commands, no_args_is_help=True, pretty_exceptions_show_locals=False
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode="rich",
 )
 
 
@@ -156,28 +114,35 @@ def main(
         print(f"hf-calib {metadata.version('hf_calib')}")
 
 
+def _typed(each: Any) -> str:
+    """The name of an option as it is typed."""
+    return f"--{each.name.replace('_', '-')}"
+
+
 def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
     """An argument or option of typer."""
-    about, first = each.metadata, kind.first.split()
+    about = each.metadata
+    first = kind.first.split()
     if "argument" in about:
         info = typer.Argument(metavar=about["argument"], help=about["help"])
     else:
         named = each.type.removesuffix(" | None")
+        choices = "|".join(re.findall(r"'(\w+)'", named))
         value = _VALUES.get(each.name.rpartition("_")[2]) or _VALUES.get(named)
+        panel = None if each.name in first else "More"
         info = typer.Option(
-            f"--{about.get('name', each.name.replace('_', '-'))}",
+            _typed(each),
             help=about["help"],
-            metavar=value or "|".join(re.findall(r"'(\w+)'", named)) or None,
-            rich_help_panel=None if each.name in first else "More",
-            hidden=each.name not in (*first, *kind.more.split()),
+            metavar=value or choices or None,
+            rich_help_panel=panel,
+            hidden=each.name not in kind.shown(),
         )
-    default = Parameter.empty if each.default is MISSING else each.default
     # Names are a,b,c on a command line, and Path("") would be the current folder.
     hint = {Names: str | None, Path: str, Path | None: str | None}.get(hint, hint)
     return Parameter(
         each.name,
         Parameter.KEYWORD_ONLY,
-        default=default,
+        default=Parameter.empty if each.default is MISSING else each.default,
         annotation=Annotated[hint, info],
     )
 
@@ -192,22 +157,19 @@ def _telling() -> Iterator[
         BarColumn,
         MofNCompleteColumn,
         Progress,
-        TextColumn,
         TimeRemainingColumn,
     )
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TQDM_DISABLE", "" if sys.stderr.isatty() else "1")
     columns = (
-        TextColumn("rows"),
+        "rows",
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    bars, timer = (
-        Progress(*columns, console=Console(stderr=True)),
-        threading.Timer(_PATIENCE, print),
-    )
+    bars = Progress(*columns, console=Console(stderr=True))
+    timer = threading.Timer(_PATIENCE, print)
 
     def move(done: int, total: int | None) -> None:
         bars.start()
@@ -218,10 +180,9 @@ def _telling() -> Iterator[
     def begin(stage: str) -> None:
         nonlocal timer
         timer.cancel()
-        timer = threading.Timer(
-            _PATIENCE,
-            lambda: print(f"{printable(stage)} ...", file=sys.stderr, flush=True),
-        )
+        line = f"{printable(stage)} ..."
+        say = partial(print, line, file=sys.stderr, flush=True)
+        timer = threading.Timer(_PATIENCE, say)
         timer.daemon = True
         timer.start()
 
@@ -229,7 +190,8 @@ def _telling() -> Iterator[
         yield move, begin
     finally:
         timer.cancel()
-        if bars.tasks:  # it prints a line where it was never started
+        # It prints a line where it was never started.
+        if bars.tasks:
             bars.stop()
 
 
@@ -250,12 +212,13 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
             elif isinstance(part, list):
                 print(*map(visible, part), sep="\n")
             else:
-                getattr(
-                    part, "document" if show_all else "short", lambda part=part: part
-                )().show(screen)
+                form = getattr(part, "document" if show_all else "short", None)
+                shown = part if form is None else form()
+                shown.show(screen)
         sys.stdout.flush()
     except OSError as error:
-        if error.errno == EPIPE:  # the reader, such as head, has read enough
+        # The reader, such as head, has read enough.
+        if error.errno == EPIPE:
             raise
         # Python flushes stdout again as it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -265,44 +228,37 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
         ) from error
 
 
-def _files_in(folder: str | None) -> dict[Path, tuple[int, int]]:
-    """The files in a folder and its subfolders, with what changes if one is written."""
-    if not folder or not os.path.isdir(folder):
-        return {}
-    found = {}
-    # No command writes into a deeper folder only.
-    for path in (*Path(folder).glob("*"), *Path(folder).glob("*/*")):
-        if path.is_file():
-            stat = path.stat()
-            found[path.relative_to(folder)] = (stat.st_ino, stat.st_mtime_ns)
-    return found
+def _entries(folder: str | None) -> set[tuple[str, int]]:
+    """The names in a folder, with their times; that of a folder changes if a file in it is replaced."""
+    if folder is None or not os.path.isdir(folder):
+        return set()
+    return {
+        (each.name, each.stat(follow_symlinks=False).st_mtime_ns)
+        for each in os.scandir(folder)
+    }
 
 
 def _with_options(
     message: str, kind: type[options.Command], chosen: Mapping[str, Any]
 ) -> str:
     """An error with the names of options as they are typed, in place of Python's arguments."""
+    are_named = chosen.get("class_names") or chosen.get("data")
     for each in kind.options():
-        # Files hold arrays of these names, which are no options.
-        is_array = each.name == "soft_labels" or (
-            each.name == "class_names"
-            and not chosen.get("class_names")
-            and not chosen.get("data")
-        )
         if "argument" in each.metadata:
             continue
-        typed = f"--{each.metadata.get('name', each.name.replace('_', '-'))}"
+        typed = _typed(each)
+        # Names are also words, but not in the place of the argument.
+        for requirement in _OF_OPTIONS:
+            said = f"expected {each.name} {requirement}"
+            message = message.replace(said, f"expected {typed} {requirement}")
+        # Files hold arrays of these names, which are no options.
+        is_array = each.name == "soft_labels" or (
+            each.name == "class_names" and not are_named
+        )
         if "_" in each.name and not is_array:
             # Within quotes or a path it is a value.
             name = rf"(?<![\w'\"./=-]){each.name}(?![\w'\"/=(-]|\.\w)"
             message = re.sub(name, typed, message)
-        # Other names are also words, but not in the place of the argument.
-        requirements = ["to be one of", "to be given with", "to be other rows than"]
-        if is_array:
-            requirements = ["to name an existing file"]
-        for requirement in requirements:
-            said = f"expected {each.name} {requirement}"
-            message = message.replace(said, f"expected {typed} {requirement}")
     return message
 
 
@@ -313,12 +269,7 @@ def _add(kind: type[options.Command]) -> None:
     flags = {"as_json": _JSON}
     if kind in (options.Evaluate, options.Calibrate):
         flags["show_all"] = _ALL
-    has_hidden = any(
-        each.name not in (*kind.first.split(), *kind.more.split())
-        and "argument" not in each.metadata
-        for each in kind.options()
-    )
-    if has_hidden:
+    if issubclass(kind, options.Rows):
         flags["help_all"] = _HELP_ALL
     given += [
         _FLAG(name, annotation=Annotated[bool, info]) for name, info in flags.items()
@@ -328,7 +279,7 @@ def _add(kind: type[options.Command]) -> None:
         as_json: bool, show_all: bool = True, help_all: bool = False, **chosen: Any
     ) -> None:
         output = chosen.get("output")
-        before = _files_in(output)
+        before = _entries(output)
         try:
             with _telling() as told:
                 command = kind(**chosen)
@@ -339,30 +290,23 @@ def _add(kind: type[options.Command]) -> None:
         if kind is not options.Evaluate:
             for note in getattr(getattr(done, "report", done), "notes", ()):
                 _warn(note)
-        shown = getattr(command.module, "shown", lambda done: [done])
         if as_json:
             parts: list[Any] = [[json.dumps(done.to_dict(), allow_nan=False)]]
         else:
-            parts = [*(done.lines if isinstance(done, Done) else shown(done))]
+            parts = [*getattr(done, "lines", [done])]
             if output is not None:
-                after = _files_in(output)
-                written = {
-                    path.parts[0]
-                    for path, state in after.items()
-                    if before.get(path) != state
-                }
-                names = ", ".join(sorted(written))
+                written = sorted(_entries(output) - before)
+                names = ", ".join(name for name, _ in written)
                 parts += ["", [f"Written to {output}: {names}"]]
         _print(parts, show_all=show_all)
 
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in given}
     epilog = f"Example: hf-calib {kind.command()} {kind.example}"
-    if has_hidden:
+    if "help_all" in flags:
         epilog += f"\nAll options: hf-calib {kind.command()} --help-all"
-    app.command(kind.command(), cls=_Command, help=inspect.getdoc(kind), epilog=epilog)(
-        run
-    )
+    about = inspect.getdoc(kind)
+    app.command(kind.command(), help=about, epilog=epilog)(run)
 
 
 for _kind in options.COMMANDS:

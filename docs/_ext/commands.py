@@ -11,13 +11,29 @@ from sphinx.util.docutils import SphinxDirective
 from typer.main import get_command
 
 from hf_calib.cli import app as hf_calib
-from hf_calib.cli import entry
 
 COMMANDS: dict[str, Any] = get_command(hf_calib).commands  # type: ignore[attr-defined]
 # JSON, commands, options and defaults, whose quotes and dashes are to be copied.
 TYPED = re.compile(
     r"(?<!\w)'[^']*(?: --|\{)[^']*'|(?<![\w-])--\w[\w-]*|(?<=Default: ).+(?=\.$)"
 )
+
+
+def entry(parameter: Any) -> tuple[str, str]:
+    """An argument or option with what stands for its value, and what it does."""
+    name = parameter.metavar or ""
+    if parameter.param_type_name == "option":
+        typed = ", ".join((*parameter.opts, *parameter.secondary_opts))
+        name = f"{typed} {name}".strip()
+    text = parameter.help
+    if getattr(parameter, "multiple", False):
+        text += " May be repeated."
+    if parameter.required:
+        return name, f"{text} Required."
+    default = parameter.default
+    if default is not None and not isinstance(default, bool):
+        text += f" Default: {default}."
+    return name, text
 
 
 class Command(SphinxDirective):

@@ -53,8 +53,13 @@ print(
 # %%
 # The table has the coverage and the accuracy on the test rows for several guaranteed accuracies.
 
-rows = (probs["calibration"], labels["calibration"], probs["test"], labels["test"])
-curve = rule.curve(*rows, accuracies=[0.75, 0.8, 0.85, 0.9])
-for promised, share, kept in zip(*curve, strict=True):
+for promised in (0.75, 0.8, 0.85, 0.9):
+    rule = AbstainRule(accuracy=promised).fit(
+        probs["calibration"], labels["calibration"]
+    )
+    found = rule.measure(probs["test"], labels["test"])
+    kept = found.get("accuracy")
     accuracy = "nothing" if kept is None else f"{kept.value:.1%} correct"
-    print(f"at least {promised:.0%}: answered {share:.1%}, {accuracy}")
+    print(
+        f"at least {promised:.0%}: answered {found['answered'].value:.1%}, {accuracy}"
+    )

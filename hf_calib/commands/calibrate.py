@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
 from hf_calib._errors import check, did_you_mean, expected
-from hf_calib._files import check_output, remove_files, report_files, whole_folder
+from hf_calib._files import check_output, remove_files, whole_folder
 from hf_calib._text import counted, is_hub_name
+from hf_calib.commands.output import PREDICTIONS, results, rule_files
 from hf_calib.commands.source import (
     FileSource,
     ModelSource,
@@ -29,7 +30,6 @@ from hf_calib.predictions.predictions import (
     TOKENS,
     TOP_LABELS,
     LabelKind,
-    check_same_classes,
     holds_model,
 )
 from hf_calib.report import CalibrationReport, report_on_predictions
@@ -44,29 +44,28 @@ if TYPE_CHECKING:
     from hf_calib.commands.options import Calibrate
 
 METHODS = SINGLE_LABEL.maps
-_SERVED = 8  # rows that the saved model is checked with
-_SERVED_TOLERANCE = (
-    1e-4  # of a probability: float32, and batches that are padded otherwise
-)
-_WRITTEN = (
-    "predictions.npz",
-    "predictions.parquet",
-)  # one of them, of arrays or tables
-_IN_PYTHON = ("scaler", "n_shared", "rows")  # what JSON does not have
-_CHOSEN = ("criterion", "choice_")  # attributes of some calibrators
+# The first rows, with which the saved model is checked.
+_SERVED = 8
+# Of a probability: float32, and batches that are padded otherwise.
+_SERVED_TOLERANCE = 1e-4
 
 
 @dataclass(kw_only=True)
 class Calibration:
     """The outcome of `calibrate`."""
 
-    scaler: Any = field(repr=False)  # The fitted calibrator.
-    n_fitted: int  # rows
-    held_out: str  # which rows the report is on, in words
-    report: CalibrationReport  # before and after, on rows that the scaler has not seen
+    # The fitted calibrator.
+    scaler: Any = field(repr=False)
+    # How many rows it was fitted on.
+    n_fitted: int
+    # Which rows the report is on, in words.
+    held_out: str
+    # Before and after, on rows that the scaler has not seen.
+    report: CalibrationReport
     notes: list[str]
     output: str
-    n_shared: int = 0  # rows of the report that the scaler was fitted on
+    # How many rows of the report the scaler was fitted on.
+    n_shared: int = 0
     # The rows of the report, a mask of the data or all of the test data.
     rows: Any = field(default=None, repr=False)
     # The largest difference from the probabilities of a pipeline with the saved model.
@@ -83,20 +82,61 @@ class Calibration:
         """The fitted parameters, where these are at most a number per class."""
         return fitted_numbers(self.scaler)
 
+    @property
+    def chosen(self) -> dict[str, str | None]:
+        """What a temperature minimises, and which calibrator `auto` chose."""
+        return {
+            "criterion": getattr(self.scaler, "criterion", None),
+            "choice": getattr(self.scaler, "choice_", None),
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
-        found = {
-            name: value for name, value in vars(self).items() if name not in _IN_PYTHON
-        }
-        found |= {
-            "method": self.method,
-            "numbers": self.numbers,
-            "report": self.report.to_dict(),
-        }
-        found |= {
-            each.rstrip("_"): getattr(self.scaler, each, None) for each in _CHOSEN
-        }
-        return found
+        kept = (
+            "n_fitted",
+            "held_out",
+            "notes",
+            "output",
+            "served_difference",
+            "folded",
+        )
+        found = {name: getattr(self, name) for name in (*kept, "method", "numbers")}
+        return {**found, **self.chosen, "report": self.report.to_dict()}
+
+    @property
+    def lines(self) -> list[Any]:
+        """The report before and after, the fitted parameters, and the rows that they were fitted on."""
+        details = [each for each in self.chosen.values() if each is not None]
+        for name, value in self.numbers.items():
+            if isinstance(value, float):
+                # One number for all logits: people know it as a temperature.
+                is_weight = name == "weight"
+                shown = f"T {1 / value:.4g}" if is_weight else f"{name} {value:.4g}"
+                details.append(shown)
+        of = f" ({', '.join(details)})" if details else ""
+        rows = counted(self.n_fitted, "row")
+        lines = [
+            f"Method {self.method}, fitted on {rows}{of}.",
+            f"Reported on {self.held_out}.",
+        ]
+        in_report = self.report.warnings
+        lines += [f"Note: {note}" for note in self.notes if note not in in_report]
+        if self.served_difference is not None:
+            lines.append(self._served())
+        return [self.report, "", *lines]
+
+    def _served(self) -> str:
+        """How the saved model is served."""
+        gives = f"gives the calibrated probabilities (largest difference {self.served_difference:.1g})."
+        if self.folded:
+            return f"Folded into the model's head: a plain pipeline with the saved model {gives}"
+        why = f"{self.method} does not fold"
+        if SCALERS[self.method].foldable:
+            why = "its head keeps no bias, which the calibrator has"
+        return (
+            f"Saved next to the model, as {why}: hf_calib.pipeline with the saved model {gives} "
+            "A plain pipeline is not calibrated by it."
+        )
 
 
 def run(options: Calibrate, running: Running) -> Calibration:
@@ -108,58 +148,24 @@ def run(options: Calibrate, running: Running) -> Calibration:
     check_output(options.output)
 
     def check_labels(kind: LabelKind) -> None:
-        check_kind(kind, options, {"--criterion": options.criterion})
+        check_kind(kind, options)
         make_scaler(options, kind)
 
     source = open_source(options, running, check_labels, all_columns=True)
-    earlier_rule = rule_files(options.output)
+    # Rows are drawn to be halved, or where they are too many. A row may have several tokens.
+    are_few = source.size()[1] <= options.fit_on and source.kind is not TOKENS
+    if options.test_data is not None and are_few:
+        options.check_unused("rows that are drawn")
+    had_rule = bool(rule_files(options.output))
     if isinstance(source, ModelSource):
         done = calibrate_model(source, options)
     else:
         done = calibrate_files(source, options)
-    if any(not path.exists() for path in earlier_rule):
-        done.notes.insert(
-            0,
-            f"The rule of {DECISIONS} in {options.output}, and the report on it, are removed, as they are for "
-            "other probabilities. Run hf-calib decide again.",
-        )
+    if had_rule and not rule_files(options.output):
+        note = f"The rule of {DECISIONS} in {options.output}, and the report on it, are removed, "
+        note += "as they are for other probabilities. Run hf-calib decide again."
+        done.notes.insert(0, note)
     return done
-
-
-def shown(done: Calibration) -> list[Any]:
-    """The report before and after, the fitted parameters, and the rows that they were fitted on."""
-    numbers = {
-        name: value for name, value in done.numbers.items() if isinstance(value, float)
-    }
-    if (
-        "weight" in numbers
-    ):  # one number for all logits: people know it as a temperature
-        numbers = {"T": 1 / numbers["weight"]}
-    details = [getattr(done.scaler, name, None) for name in _CHOSEN]
-    details += [f"{name} {value:.4g}" for name, value in numbers.items()]
-    of = f" ({', '.join(filter(None, details))})" if any(details) else ""
-    rows = counted(done.n_fitted, "row")
-    lines = [
-        f"Method {done.method}, fitted on {rows}{of}.",
-        f"Reported on {done.held_out}.",
-    ]
-    lines += [
-        f"Note: {note}" for note in done.notes if note not in done.report.warnings
-    ]
-    if done.served_difference is not None:
-        gives = f"gives the calibrated probabilities (largest difference {done.served_difference:.1g})."
-        no_bias = "its head keeps no bias, which the calibrator has"
-        why = (
-            no_bias if SCALERS[done.method].foldable else f"{done.method} does not fold"
-        )
-        beside = f"Saved next to the model, as {why}: hf_calib.pipeline with the saved model {gives}"
-        folded = f"Folded into the model's head: a plain pipeline with the saved model {gives}"
-        lines.append(
-            folded
-            if done.folded
-            else f"{beside} A plain pipeline is not calibrated by it."
-        )
-    return [done.report, "", *lines]
 
 
 # ---- Scalers: chosen by name, fitted on some rows and measured on others ----
@@ -171,33 +177,23 @@ def make_scaler(options: Calibrate, kind: LabelKind, default: str = "auto") -> A
     folds_only = options.data is not None and kind is not SINGLE_LABEL
     known = [name for name in kind.maps if name in FOLDABLE_SCALERS or not folds_only]
     criterion = options.criterion
-    method = options.method or ("temperature" if criterion else default)
-    requirement, way_out = (
-        f"method to be one of {', '.join(known)}",
-        "auto is the default",
-    )
-    if kind.sigmoid:
-        requirement += " for several labels per row"
-    elif method in METHODS:
-        file = "calibrate a file of predictions with it"
-        way_out = f"{method} cannot be folded into a model's head: {file}"
-    else:
-        requirement, way_out = (
-            "method to name a calibrator",
-            did_you_mean(method, known),
-        )
+    if criterion or options.weight_column:
+        default = "temperature"
+    method = options.method or default
+    requirement = f"method to be one of {', '.join(known)} for {kind.name} rows"
+    way_out = did_you_mean(method, known)
+    if method in SCALERS:
+        way_out = "auto is the default; files of predictions go with more"
     check(method in known, requirement, repr(method), way_out)
+    scaler = SCALERS[method].load()
+    if method != "temperature":
+        options.check_unused("a temperature")
+        return scaler()
     requirement = "criterion to be nll for top labels"
     is_nll = criterion in (None, "nll")
     way_out = "leave it out, as the other criteria need the scores of all classes"
     check(is_nll or kind is not TOP_LABELS, requirement, repr(criterion), way_out)
-    scaler = SCALERS[method].load()
-    if method == "temperature":
-        return scaler(criterion or "nll", n_bins=options.n_bins)
-    requirement = "criterion to be given for a temperature only"
-    way_out = f"leave it out: {method} minimises a criterion of its own"
-    check(is_nll, requirement, repr(criterion), way_out)
-    return scaler()
+    return scaler(criterion or "nll", n_bins=options.n_bins)
 
 
 @dataclass(frozen=True)
@@ -206,8 +202,10 @@ class Roles:
 
     fitted_on: Any
     reported: Any
-    rows: Any  # The places of the reported ones in the data, or in the test data.
-    held_out: str  # Which these are, in words.
+    # The places of the reported ones in the data, or in the test data.
+    rows: Any
+    # Which these are, in words.
+    held_out: str
     notes: list[str]
 
 
@@ -217,7 +215,6 @@ def split_roles(found: Any, tested: Any, options: Calibrate) -> Roles:
     Halves are of whole sentences, whose tokens are not independent of each other.
     """
     if tested is not None:
-        check_same_classes("the test data", found, tested)
         fitted_on = found
         reported = tested
         rows: Any = slice(None)
@@ -229,32 +226,30 @@ def split_roles(found: Any, tested: Any, options: Calibrate) -> Roles:
         reported = found.select(rows)
         held_out = f"the other {len(reported):,} of {len(found):,} rows, drawn with seed {options.seed}"
     n_all = len(fitted_on)
-    if n_all <= options.fit_on:
-        return Roles(fitted_on, reported, rows, held_out, [])
-    drawn = _draw(_strata(fitted_on), options.fit_on, options.seed)
-    note = f"The calibrator was fitted on {options.fit_on:,} of {n_all:,} rows, "
-    note += f"drawn with seed {options.seed}. --fit-on changes the number."
-    return Roles(fitted_on.select(np.sort(drawn)), reported, rows, held_out, [note])
+    notes = []
+    if n_all > options.fit_on:
+        drawn = _draw(_strata(fitted_on), options.fit_on, options.seed)
+        fitted_on = fitted_on.select(np.sort(drawn))
+        note = f"The calibrator was fitted on {options.fit_on:,} of {n_all:,} rows, "
+        note += f"drawn with seed {options.seed}. --fit-on changes the number."
+        notes.append(note)
+    return Roles(fitted_on, reported, rows, held_out, notes)
 
 
 def _half(found: Any, seed: int) -> NDArray[np.bool_]:
     """The rows (N,) of one half: of whole sentences, or of rows in which each class has its share."""
     if found.sentences is None:
-        units = np.arange(len(found))
-        strata = _strata(found)
         what = "rows"
+        unit_of = np.arange(len(found))
+        strata = _strata(found)
     else:
-        units = np.unique(found.sentences)
-        strata = np.zeros(len(units), np.int64)
         what = "sentences"
+        unit_of = found.sentences
+        strata = np.zeros(len(np.unique(unit_of)), np.int64)
+    units = np.unique(unit_of)
     requirement = f"the {what} to be at least 2, to be split in half"
     check(len(units) > 1, requirement, len(units), "pass more rows")
-    half = units[_draw(strata, len(units) // 2, seed)]
-    if found.sentences is not None:
-        return np.isin(found.sentences, half)
-    chosen = np.zeros(len(found), bool)
-    chosen[half] = True
-    return chosen
+    return np.isin(unit_of, units[_draw(strata, len(units) // 2, seed)])
 
 
 def _strata(found: Any) -> NDArray[np.int64]:
@@ -278,35 +273,28 @@ def fit_and_report(
 ) -> Calibration:
     """Fit a scaler in place, and report on rows that it has not seen."""
     roles = split_roles(source.predictions(), source.tested(), options)
+    reported = roles.reported
     n_fitted = len(roles.fitted_on)
-    n_reported = len(roles.reported)
-    source.running.stages(
-        f"fitting on {counted(n_fitted, 'row')}, measuring {n_reported:,}"
-    )
+    rows = counted(n_fitted, "row")
+    source.running.stages(f"fitting on {rows}, measuring {len(reported):,}")
     warned = roles.fitted_on.fit_calibrator(scaler)
+    names = options.class_names
     report = report_on_predictions(
-        roles.reported,
-        source.name,
-        options.n_bins,
-        scaler,
-        class_names=options.class_names,
+        reported, source.name, options.n_bins, scaler, class_names=names
     )
-    n_shared = source.n_shared()
     notes = [*report.notes, *roles.notes]
+    n_shared = source.n_shared()
     if n_shared:
-        is_all = n_shared == n_reported
-        of = "all" if is_all else f"{n_shared:,} of the"
-        part = "" if is_all else "in part "
         notes.append(
-            f"The calibrator was fitted on {of} {n_reported:,} rows of this report. The errors after calibration "
-            f"are {part}in-sample, and lower than on new rows. Report on other test data, or leave them out: half of "
-            "the rows is then held out."
+            f"The calibrator was fitted on {n_shared:,} of the {len(reported):,} rows of this report. For these, the "
+            "errors after calibration are in-sample, and lower than on new rows. Report on other test data, or leave "
+            "them out: half of the rows is then held out."
         )
-    report = replace(report, notes=(*notes, *source.notes))
+    notes += source.notes
     return Calibration(
         scaler=scaler,
-        report=report,
-        notes=[*report.notes, *warned],
+        report=replace(report, notes=tuple(notes)),
+        notes=[*notes, *warned],
         held_out=roles.held_out,
         n_fitted=n_fitted,
         n_shared=n_shared,
@@ -320,67 +308,44 @@ def fit_and_report(
 
 def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
     """Fit a scaler, and write it, the report, and the reported rows with calibrated probabilities."""
-    weighted = options.weight_column is not None
-    kind = source.predictions().kind
-    scaler = make_scaler(options, kind, "temperature" if weighted else "auto")
+    scaler = make_scaler(options, source.kind)
     _check_files(source, options, scaler)
     done = fit_and_report(scaler, source, options)
     name = "test_data" if "test_data" in source.sets else "data"
     done.report = replace(done.report, n_files=source.n_files(name))
     source.running.stages(f"writing to {options.output}")
     applied = source.read[name]
-    earlier = _earlier(options.output, applied.ending)
-    with whole_folder(options.output) as folder:
+    output = options.output
+    with whole_folder(output) as folder:
         scaler.save_pretrained(folder)
         names = options.class_names
         write_calibrated(applied, done.rows, scaler, folder / "predictions", names)
         done.report.save(folder)
-    remove_files(options.output, earlier)
+        outdated = [
+            path
+            for path in results(output)
+            if not (folder / path.relative_to(output)).exists()
+        ]
+    remove_files(output, outdated)
     return done
 
 
 def _check_files(source: FileSource, options: Calibrate, scaler: Any) -> None:
     """Raise where options do not go with the calibrator, or a file that is read or a model would be written over."""
-    read = {
-        Path(file.path).resolve()
-        for each in source.read.values()
-        for file in each.files
-    }
-    read |= {Path(each.data).resolve() for each in source.sets.values()}
-    written = {(options.output / name).resolve() for name in ("", *_WRITTEN)}
+    output = options.output
+    read = [file.path for each in source.read.values() for file in each.files]
+    places = {Path(path).resolve() for path in read}
+    is_apart = places.isdisjoint((output / name).resolve() for name in PREDICTIONS)
     way_out = "name another folder, so that this one stays unchanged"
     requirement = "output to be another folder than the predictions'"
-    check(not read & written, requirement, options.output, way_out)
+    check(is_apart, requirement, output, way_out)
     # The calibrator of a model has the same file name, and would be replaced.
-    has_model = holds_model(str(options.output))
     requirement = "output to be another folder than a model's"
-    check(not has_model, requirement, options.output, way_out)
-    if options.weight_column is None:
-        return
-    taken = {
-        name: signature(SCALERS[name].load().fit).parameters
-        for name in SINGLE_LABEL.maps
-    }
-    known = [name for name, each in taken.items() if "sample_weight" in each]
-    method = method_of(scaler)
-    requirement = f"--weight-column to go with a method of {', '.join(known)}"
-    got = f"{method}, which has no weighted form"
-    check(method in known, requirement, got, "name one of these")
-
-
-def _earlier(output: Path, ending: str) -> list[Path]:
-    """The files of an earlier run that one with predictions of this ending does not replace."""
-    found = rule_files(output)
-    # Without a report, predictions are others' files.
-    if (output / "report.json").is_file():
-        found += [output / name for name in _WRITTEN if not name.endswith(ending)]
-    return [path for path in found if path.is_file()]
-
-
-def rule_files(output: Path) -> list[Path]:
-    """The rule of an earlier `hf-calib decide` in a folder, and the report on it."""
-    rule = [output / DECISIONS] if (output / DECISIONS).is_file() else []
-    return [*rule, *report_files(output / "decisions")]
+    check(not holds_model(str(output)), requirement, output, way_out)
+    is_weighted = "sample_weight" in signature(scaler.fit).parameters
+    requirement = "--weight-column to go with a method that has a weighted form"
+    fits = is_weighted or options.weight_column is None
+    check(fits, requirement, method_of(scaler), "use temperature")
 
 
 # ---- Models ----
@@ -403,68 +368,63 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
     from hf_calib.export.unfold import unfold
 
     check_overwrites_no_original(options.output, [source.model])
-    model, undone = source.classifier.model, []
+    model = source.classifier.model
+    undone = []
     record = saved_map.recorded_in(model.config)
     if record.get("folded"):
         unfold(model)
         title = saved_map.map_title(str(record.get("method", "temperature")))
         how = "was undone first, bit for bit. The new calibrator replaces it."
         undone.append(f"{source.model} had {title} in its head, which {how}")
-    training = {
-        key: each
-        for key, each in check_can_be_folded(model).items()
-        if key not in OF_THE_MAP
-    }
+    recorded = check_can_be_folded(model)
+    training = {key: recorded[key] for key in recorded if key not in OF_THE_MAP}
     loses_bias = head_loses_bias(model, len(source.classifier.class_names))
-    scaler = make_scaler(
-        options, source.predictions().kind, "temperature" if loses_bias else "auto"
-    )
+    kind = source.kind
+    scaler = make_scaler(options, kind, "temperature" if loses_bias else "auto")
     done = fit_and_report(scaler, source, options)
     source.running.stages(f"saving to {options.output}")
 
     fitting = {"split": "calibration", "n_examples": done.n_fitted}
-    if hasattr(done.scaler, "criterion"):
-        fitting["criterion"] = done.scaler.criterion
-    data, test = source.sets["data"], source.sets.get("test_data")
+    if hasattr(scaler, "criterion"):
+        fitting["criterion"] = scaler.criterion
+    data = source.sets["data"]
+    test = source.sets.get("test_data", data)
     calibration: dict[str, Any] = {**data.source(), "n": done.n_fitted}
-    reported: dict[str, Any] = {**(test or data).source(), "n": done.report.n_examples}
-    if test is None:
-        calibration["part"], reported["part"] = "one half", "the other half"
-    about = {
-        key: training[key] for key in ("loss", "loss_kwargs") if key in training
-    } | fitting
+    reported: dict[str, Any] = {**test.source(), "n": done.report.n_examples}
+    # Rows to report on that another command can read again.
+    again: dict[str, Any] = {"options": test.options(source.reading)}
+    if test is data:
+        calibration["part"] = "one half"
+        reported["part"] = "the other half"
+        # A half of the rows has no name to read it again by.
+        again = {}
+    of_loss = ("loss", "loss_kwargs")
+    about = {key: each for key, each in training.items() if key in of_loss}
+    about |= fitting
     about["data"] = {"calibration": calibration, "test": reported}
     if is_hub_name(source.model):
         about["base_model"] = source.model
     plain = standalone_copy(model)
     plain.config.calibration = {**training, **fitting}
     # Of tokens a pipeline gives the score of the tag only, by which no calibrator next to the model can be checked.
-    is_lost = (
-        loses_bias
-        and source.predictions().kind is not TOKENS
-        and saved_map.has_bias(scaler)
-    )
+    is_lost = loses_bias and kind is not TOKENS and saved_map.has_bias(scaler)
     done.folded = done.method in FOLDABLE_SCALERS and not is_lost
     with whole_folder(options.output, replace_model) as folder:
         weights, difference = _write(
             folder, source, plain, scaler, about, folds=done.folded
         )
         if not difference <= _SERVED_TOLERANCE:
+            what = "a pipeline with the saved model"
             requirement = (
                 f"give the calibrated probabilities within {_SERVED_TOLERANCE}"
             )
-            got, way_out = (
-                f"a difference of {difference:.2g}",
-                "nothing was saved; please report this model",
-            )
-            raise RuntimeError(
-                expected("a pipeline with the saved model", requirement, got, way_out)
-            )
-        # A half of the rows has no name to read it again by.
-        again = {} if test is None else {"options": test.options(source.reading)}
+            got = f"a difference of {difference:.2g}"
+            way_out = "nothing was saved; please report this model"
+            raise RuntimeError(expected(what, requirement, got, way_out))
         on = {**reported, "seen": done.n_shared, **again, "fingerprint": weights}
         replace(done.report, about=on).save(folder / "calibration")
-    done.served_difference, done.notes = difference, [*undone, *done.notes]
+    done.served_difference = difference
+    done.notes = [*undone, *done.notes]
     return done
 
 
@@ -484,49 +444,49 @@ def _write(
     from hf_calib.models.pipeline import pipeline
     from hf_calib.models.weights import fingerprint
 
-    classifier, rows, processing = (
-        source.classifier,
-        source.rows["data"],
-        source.classifier.processing_class,
-    )
+    classifier = source.classifier
+    processing = classifier.processing_class
+    rows = source.rows["data"]
     rows = rows.select(range(min(_SERVED, len(rows))))
     first = classifier.served(rows, source.reading, name=source.sets["data"].data)
 
     def scores(pipeline: Callable[..., Any], **settings: Any) -> NDArray[np.float64]:
         """(N, C), NaN where a pipeline gives none."""
-        settings |= {
-            "trust_remote_code": source.running.trust_remote_code,
-            "device": "cpu",
+        classify = pipeline(
+            classifier.task.pipeline,
+            model=str(folder),
+            trust_remote_code=source.running.trust_remote_code,
+            device="cpu",
             **first.options,
-        }
-        classify = pipeline(classifier.task.pipeline, model=str(folder), **settings)
+            **settings,
+        )
         inputs = first.plain if pipeline is transformers.pipeline else first.inputs
         found = classifier.scores_of_served(classify(inputs, **first.call))
-        return np.array(
-            [
-                [each.get(name, np.nan) for name in classifier.class_names]
-                for each in found
-            ]
-        )
+        names = classifier.class_names
+        return np.array([[each.get(name, np.nan) for name in names] for each in found])
 
     if folds:
-        inputs: Any = {"batch": first.batch, "processing_class": processing}
-        weights = write_folded(model, scaler, folder, **inputs, about=about)
-        logits = classifier.served_logits(
-            first.inputs, source.predictions().as_logits()
+        weights = write_folded(
+            model,
+            scaler,
+            folder,
+            batch=first.batch,
+            processing_class=processing,
+            about=about,
         )
+        own = source.predictions().as_logits()
+        logits = classifier.served_logits(first.inputs, own)
     else:
-        model.config.calibration |= {
-            "method": saved_map.method_of(scaler),
-            "folded": False,
-        }
+        how = {"method": saved_map.method_of(scaler), "folded": False}
+        model.config.calibration |= how
         model.save_pretrained(folder)
         processing.save_pretrained(folder)
-        weights, told = fingerprint(model), saved_map.pooler_config(scaler)
-        vllm = {} if told is None else {saved_map.POOLER_CONFIG: told}
-        saved_map.save_map(
-            scaler, folder, {**about, **vllm, "folded": False, "fingerprint": weights}
-        )
+        weights = fingerprint(model)
+        record = {**about, "folded": False, "fingerprint": weights}
+        told = saved_map.pooler_config(scaler)
+        if told is not None:
+            record[saved_map.POOLER_CONFIG] = told
+        saved_map.save_map(scaler, folder, record)
         # On the very logits that are served: a step turns their last bit into another probability.
         logits = scores(transformers.pipeline, function_to_apply="none")
     given = scores(transformers.pipeline if folds else pipeline)

@@ -46,7 +46,9 @@ LOSSES: dict[str, dict[str, Any]] = {
     "focal": {"loss_kwargs": {"gamma": 3.0}},
     "adafocal": {"gamma_update_steps": 25, "gamma_update_samples": 500},
 }
-MAX_LENGTH = 32  # tokens; most paragraphs are shorter, and twice as many would take twice the time
+# Tokens; most paragraphs are shorter, and twice as many would take twice the time.
+MAX_LENGTH = 32
+_SEED = 0
 _ROW = "{:<17} {:>8} {:>18} {:>21} {:>9}"
 _HOW_TO_READ = (
     "A temperature T has the lowest NLL on the calibration split. It changes no prediction, and it can raise the ECE. "
@@ -60,59 +62,63 @@ def run(options: Demo, running: Running) -> Done:
 
     Writes `reliability.png` and the model with the lowest NLL on the calibration split, its temperature folded in.
     """
-    model, seed = options.output / "model", options.seed
+    model = options.output / "model"
     check_output(model)
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     running.stages("reading the docstrings of the installed libraries")
-    dataset = docstring_dataset(max_per_class=options.max_per_class, seed=seed)
+    dataset = docstring_dataset(max_per_class=options.max_per_class, seed=_SEED)
     tokenizer = train_tokenizer(dataset["train"]["text"])
     rows = dataset.map(
         lambda batch: tokenizer(batch["text"], truncation=True), batched=True
     )
-    trainers, losses = {}, {}
+    trainers = {}
+    losses = {}
     with tempfile.TemporaryDirectory() as scratch:
         for i, loss in enumerate(LOSSES, 1):
             running.stages(f"training with {loss}, {i} of {len(LOSSES)}")
-            trainers[loss] = train(loss, rows, tokenizer, scratch, options.epochs, seed)
-            losses[loss] = trainers[loss].evaluate(rows["calibration"])[
-                "eval_nll_calibrated"
-            ]
+            trainer = train(loss, rows, tokenizer, scratch, options.epochs)
+            trainers[loss] = trainer
+            logged = trainer.evaluate(rows["calibration"])
+            losses[loss] = logged["eval_nll_calibrated"]
         running.stages("measuring the models, and saving the best one")
         best = min(losses, key=losses.__getitem__)
-        trainers[best].evaluate(
-            rows["test"], metric_key_prefix="test"
-        )  # for the model's card
+        # For the model's card.
+        trainers[best].evaluate(rows["test"], metric_key_prefix="test")
         trainers[best].save_calibrated_model(model)
     labels = np.array(dataset["test"]["label"])
     table = [
         f"Test split, {len(labels):,} rows",
         _ROW.format("", "accuracy", "NLL", "ECE", "by chance"),
     ]
-    tops: dict[str, Any] = {"before": {}, "after the temperature": {}}
+    tops: Any = {"before": {}, "after the temperature": {}}
     for loss, trainer in trainers.items():
         logits: Any = trainer.predict(rows["test"]).predictions
         scaler = trainer.calibration_map
-        states = {loss: SINGLE_LABEL.probabilities(logits)}
-        states[f"  after T = {scaler.temperature_:.3f}"] = scaler.predict_proba(logits)
-        for top, (name, probs) in zip(tops.values(), states.items(), strict=True):
-            table.append(measured(name, probs, labels))
-            top[loss] = top_label(probs, labels)
+        probs = SINGLE_LABEL.probabilities(logits)
+        served_probs = scaler.predict_proba(logits)
+        table.append(measured(loss, probs, labels))
+        title = f"  after T = {scaler.temperature_:.3f}"
+        table.append(measured(title, served_probs, labels))
+        tops["before"][loss] = top_label(probs, labels)
+        tops["after the temperature"][loss] = top_label(served_probs, labels)
     grid = reliability_grid(tops, title="Before and after the temperature, test split")
     save_figure(grid, options.output / "reliability.png")
-    sizes = ", ".join(f"{len(part):,} {name}" for name, part in dataset.items())
     lines = [
         "Which Python library does this paragraph of documentation come from?",
-        f"Built from the docstrings of the installed libraries: {sizes} rows.",
-        *("", *table, _HOW_TO_READ, ""),
+        "The rows are docstrings of the installed libraries.",
+        "",
+        *table,
+        _HOW_TO_READ,
+        "",
         f"The {best} model, its temperature folded in, in a plain pipeline:",
-        f'pipeline("text-classification", model="{model}")',
         *served(model, dataset["test"]),
         "",
         f"On your own rows (text, label): hf-calib evaluate {model} --data yours.csv",
     ]
-    return Done(lines, {"best": best, "output": str(options.output)})
+    record = {"best": best, "output": str(options.output)}
+    return Done(lines, record)
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -121,27 +127,28 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     wordpiece.train_from_iterator(
         texts, vocab_size=8000, min_frequency=2, show_progress=False
     )
-    special = {
-        f"{name}_token": f"[{name.upper()}]"
-        for name in ("unk", "pad", "cls", "sep", "mask")
-    }
     return PreTrainedTokenizerFast(
         tokenizer_object=wordpiece._tokenizer,
         model_max_length=MAX_LENGTH,
         model_input_names=["input_ids", "attention_mask"],
-        **special,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
     )
 
 
 def train(
-    loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed: int
+    loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int
 ) -> CalibrationTrainer:
     """Train a small BERT from scratch, and fit its temperature to the calibration split."""
-    transformers.set_seed(seed)
-    size: Any = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    transformers.set_seed(_SEED)
     config = BertConfig(
         vocab_size=len(tokenizer),
-        **size,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
         intermediate_size=256,
         hidden_dropout_prob=0.3,
         max_position_embeddings=MAX_LENGTH,
@@ -161,7 +168,7 @@ def train(
         warmup_steps=0.1,
         **quiet,
         dataloader_pin_memory=False,
-        seed=seed,
+        seed=_SEED,
     )
     trainer = CalibrationTrainer(
         BertForSequenceClassification(config),
@@ -186,10 +193,11 @@ def measured(name: str, probs: NDArray[Any], labels: NDArray[Any]) -> str:
 
 
 def served(model: Path, rows: Any) -> Iterator[str]:
-    """Two predictions of the saved model, by transformers alone."""
+    """Two predictions of the saved model, by transformers alone, and how they were made."""
     classify = transformers.pipeline(
         "text-classification", model=str(model), device="cpu"
     )
+    yield f'pipeline("text-classification", model="{model}")'
     for row in rows.shuffle(seed=0).select(range(2)):
         answer = classify(row["text"], truncation=True)[0]
         truth = rows.features["label"].int2str(row["label"])

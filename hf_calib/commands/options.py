@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields
 from importlib import import_module
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from hf_calib.report import CalibrationReport
 
 METHODS = dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps))
-_OF_SETS_AND_TABLES = (
-    "label_separator label_columns no_label option_scores weight_column n_bins"
-)
 _BINS = "Number of bins of the binned calibration errors."
 _TRUST = "Run code that comes with the model."
 _SOURCE: Any = {"default": ..., "argument": "MODEL_OR_PREDICTIONS"}
@@ -31,83 +27,81 @@ _CLASSIFIER = "A classifier of texts, tokens or images, on the Hub or in a folde
 # The least and the greatest value of an integer.
 _RANGES = {
     "n_bins": (1, 10_000),
-    "jobs": (0, 2**10),
     "seed": (0, 2**32 - 1),
-    "fit_on": (1, 2**31 - 1),
+    "fit_on": (1, 2**31),
+    "max_per_class": (10, 2**20),
 }
-_RANGES["max_per_class"] = (10, 2**20)
+_FOR_SETS = "label_separator label_columns no_label"
+# Options that have an effect only with something, by what that is.
+_NEEDS = {
+    "a model": f"split test_split text_column text_pair_column image_column max_length batch_size {_FOR_SETS} "
+    "trust_remote_code",
+    "predictions": "option_scores weight_column",
+    "a log of lm-evaluation-harness": "option_scores",
+    "data that is a folder or on the Hub": "split",
+    "test_data that is a folder or on the Hub": "test_split",
+    "a model with several labels per row": _FOR_SETS,
+    "one class per row": "by weight_column soft_labels ood_data criterion",
+    "one class per row, not per token": "by weight_column soft_labels",
+    "a score for each class": "class_names soft_labels ood_data",
+    "rows without weights": "soft_labels ood_data",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What a command does: `run` and `shown` of the module of its name, with these options."""
+    """What a command does: `run` of the module of its name, with these options."""
 
     example: ClassVar[str]
     first: ClassVar[str] = ""  # the options that people need, in their order
     more: ClassVar[str] = ""  # those of a panel below; --help leaves all others out
     without: ClassVar[str] = ""  # fields that are no options here
-    # Options with an effect only on a model, or only on predictions.
-    of_models: ClassVar[str] = (
-        "split test_split text_column text_pair_column image_column label_separator "
-        "label_columns no_label max_length batch_size trust_remote_code"
-    )
-    of_predictions: ClassVar[str] = "option_scores weight_column"
 
     def __post_init__(self) -> None:
         for each in fields(self):
             ends = _RANGES.get(each.name, (1, 2**20))
-            value = option_value(
-                each.name, str(each.type), getattr(self, each.name), ends
-            )
+            given = getattr(self, each.name)
+            value = option_value(each.name, str(each.type), given, ends)
             object.__setattr__(self, each.name, value)
 
     @classmethod
     def command(cls) -> str:
         """Its name on the command line."""
-        return re.sub(r"\B([A-Z])", r"-\1", cls.__name__).lower()
+        return cls.__name__.lower()
 
     @classmethod
     def options(cls) -> list[Field[Any]]:
         """Its fields, those first that people need."""
-        shown = [each for each in fields(cls) if each.name not in cls.without.split()]
-        arguments = [each.name for each in shown if "argument" in each.metadata]
-        order = [*arguments, *cls.first.split(), *cls.more.split()]
-        return sorted(
-            shown,
-            key=lambda each: (
-                order.index(each.name) if each.name in order else len(order)
-            ),
-        )
+        places = {name: place for place, name in enumerate(cls.shown())}
+        left_out = cls.without.split()
+        kept = [each for each in fields(cls) if each.name not in left_out]
 
-    def check_unused(self, names: str, needed: str) -> None:
-        """Raise if one of these options is given without what it has an effect on."""
-        for each in fields(self):
-            given = getattr(self, each.name)
-            check(
-                each.name not in names.split() or given == each.default,
-                f"{each.name} to be given with {needed} only",
-                repr(given),
-                "leave it out, as it has no effect here",
-            )
+        def place(each: Field[Any]) -> tuple[bool, int]:
+            is_option = "argument" not in each.metadata
+            return is_option, places.get(each.name, len(places))
 
-    @property
-    def module(self) -> Any:
-        """Where the command is, imported when it runs: `hf-calib --help` needs no torch."""
-        return import_module(f"hf_calib.commands.{self.command().replace('-', '_')}")
+        return sorted(kept, key=place)
+
+    @classmethod
+    def shown(cls) -> list[str]:
+        """The options that `--help` shows; the others are for specialists."""
+        return [*cls.first.split(), *cls.more.split()]
 
     def __call__(self, *told: Any) -> Any:
         """Do it, quietly unless somebody is told of its progress and its stages."""
         from hf_calib.commands.source import Running
 
-        return self.module.run(
-            self, Running(getattr(self, "trust_remote_code", False), *told)
-        )
+        # Imported when it runs: `hf-calib --help` needs no torch.
+        module = import_module(f"hf_calib.commands.{self.command()}")
+        trusted = getattr(self, "trust_remote_code", False)
+        return module.run(self, Running(trusted, *told))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(Command, Reading):
     """Rows that a model is run over, or predictions: the options that several commands share."""
 
+    needs: ClassVar = _NEEDS
     data: str | None = option(
         "Labelled rows for a model: a csv, json or parquet file, folder or Hub name."
     )
@@ -116,23 +110,29 @@ class Rows(Command, Reading):
 
     def row_sets(self) -> dict[str, RowSet]:
         """The sets of rows that the options name, by their option; out-of-distribution ones also by their own names."""
-        given = {name: getattr(self, name, None) for name in ("data", "test_data")}
-        others = getattr(self, "ood_data", None) or []
-        given |= {
-            f"ood_data {without_secrets(name)}": data
-            for name, data in zip(short_names(others), others, strict=True)
-        }
         found = {}
-        for name, data in given.items():
-            split, argument = (
-                getattr(self, name.replace("data", "split"), "test"),
-                name.split()[0],
-            )
+        for name in ("data", "test_data"):
+            data = getattr(self, name, None)
             if data is not None:
-                found[name] = RowSet(
-                    data, split, argument, labelled=argument in ("data", "test_data")
-                )
+                split = getattr(self, name.replace("data", "split"))
+                found[name] = RowSet(data, split, name)
+        others = getattr(self, "ood_data", None) or []
+        for name, data in zip(short_names(others), others, strict=True):
+            rows = RowSet(data, argument="ood_data", labelled=False)
+            found[f"ood_data {without_secrets(name)}"] = rows
         return found
+
+    def check_unused(self, need: str) -> None:
+        """Raise if an option is given that has an effect only with what the rows, or the other options, are not."""
+        names = self.needs[need].split()
+        for each in fields(self):
+            given = getattr(self, each.name)
+            check(
+                each.name not in names or given == each.default,
+                f"{each.name} to be given with {need} only",
+                repr(given),
+                "leave it out, as it has no effect here",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,8 @@ class Evaluate(Rows):
     example = "me/model --data test.csv --output measured"
     first = "data text_column label_column split output by ood_data soft_labels"
     more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code"
-    of_predictions = "option_scores"
+    # The rows of a model may have weights in its report.
+    needs = _NEEDS | {"predictions": "option_scores"}
     source: list[str] = option(
         f"{_CLASSIFIER}; or predictions, logits or probabilities with labels: .npz, .csv, .tsv or .parquet files, "
         "a folder of these, a glob or an address (s3://, gs://, hf://), or a .jsonl log of lm-evaluation-harness.",
@@ -162,13 +163,15 @@ class Evaluate(Rows):
 class Measured(Rows):
     """Rows to fit on, and others to measure on."""
 
-    source: str = option(f"{_CLASSIFIER}; or predictions, see evaluate.", **_SOURCE)
+    source: list[str] = option(
+        f"{_CLASSIFIER}; or predictions, see evaluate.", **_SOURCE
+    )
     split: str = option(
-        "Split to fit on, of a Hub dataset or folder; not the training split.",
+        "Split to fit on, not the training split.",
         "validation",
     )
     test_data: str | None = option(
-        "Other labelled rows, to measure on; by default half of the data, for a rule its own rows."
+        "Other labelled rows to measure on; without, half of the data, or all for a rule."
     )
     test_split: str = option("Split of the test data.", "test")
 
@@ -181,16 +184,15 @@ class Calibrate(Measured):
     first = "data text_column label_column split output test_data method"
     more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code seed"
     without = "by"
-    output: Path = option(
-        "Folder for the calibrated model, or for calibrated predictions.", ...
-    )
+    needs = _NEEDS | {"rows that are drawn": "seed", "a temperature": "criterion"}
+    output: Path = option("Folder for the calibrated model or predictions.", ...)
     method: str | None = option(
         f"One of {', '.join(METHODS)}; default: auto, or temperature with a criterion, weights or a head without bias."
     )
     criterion: Literal["nll", "ece", "adaptive_ece"] | None = option(
         "What a temperature minimises."
     )
-    seed: int = option("Seed for drawing the rows to fit on.", 0)
+    seed: int = option("Seed of the draw of rows.", 0)
     fit_on: int = option(
         "The most rows to fit on; of more, so many are drawn.", 200_000
     )
@@ -203,8 +205,14 @@ class Decide(Measured):
     example = "calibrated --data more.csv --accuracy 0.95 --output calibrated"
     first = "data text_column label_column output test_data accuracy costs alpha"
     more = "by_class sets delta split trust_remote_code"
-    without = f"{_OF_SETS_AND_TABLES} by"
-    of_models = f"{Measured.of_models} class_names"
+    without = f"{_FOR_SETS} option_scores weight_column n_bins by"
+    needs = _NEEDS | {
+        # A rule has the names that the predictions have.
+        "a model": f"{_NEEDS['a model']} class_names",
+        "accuracy": "delta",
+        "accuracy or alpha": "by_class",
+        "alpha": "sets",
+    }
     accuracy: float | None = option(
         "Promised share of right answers, default 0.95; other inputs get none."
     )
@@ -271,21 +279,13 @@ class Demo(Command):
     """Train with three losses on real text, compare them, and serve the calibrated model. No network needed."""
 
     example = "--output demo_output"
-    first = "output epochs max_per_class seed"
+    first = "output epochs max_per_class"
     output: Path = option("Folder for the figure and the model.", Path("demo_output"))
     epochs: int = option("Epochs of each of the three runs.", 10)
     max_per_class: int = option("Examples per class; fewer are faster.", 1500)
-    seed: int = option("Seed of the data split and the runs.", 0)
 
 
-COMMANDS = (
-    Evaluate,
-    Calibrate,
-    Unfold,
-    Decide,
-    Push,
-    Demo,
-)
+COMMANDS = (Evaluate, Calibrate, Unfold, Decide, Push, Demo)
 
 
 def evaluate(source: str | Path | Sequence[str], **options: Any) -> CalibrationReport:
@@ -306,11 +306,13 @@ def evaluate(source: str | Path | Sequence[str], **options: Any) -> CalibrationR
     return _done(Evaluate, source=source, **options)
 
 
-def calibrate(source: str | Path, output: str | Path, **options: Any) -> Calibration:
+def calibrate(
+    source: str | Path | Sequence[str], output: str | Path, **options: Any
+) -> Calibration:
     """Fit a calibrator on held-out rows, and fold it into a model or calibrate predictions: `hf-calib calibrate`.
 
     Args:
-        source: a classifier, on the Hub or in a folder; or predictions.
+        source: a classifier, on the Hub or in a folder; or files of predictions, a folder, a glob or an address.
         output: the folder for the calibrated model, or for calibrated predictions.
         **options: those of `hf-calib calibrate`, such as data="validation.csv", method="temperature".
 
@@ -321,11 +323,11 @@ def calibrate(source: str | Path, output: str | Path, **options: Any) -> Calibra
     return _done(Calibrate, source=source, output=output, **options)
 
 
-def decide(source: str | Path, **options: Any) -> Decided:
+def decide(source: str | Path | Sequence[str], **options: Any) -> Decided:
     """Fit a rule, a promised accuracy, costs or sets, and measure it on other rows: `hf-calib decide`.
 
     Args:
-        source: a classifier of sequences or images, on the Hub or in a folder; or predictions.
+        source: a classifier of sequences or images, on the Hub or in a folder; or files of predictions.
         **options: those of `hf-calib decide`, such as data="more.csv", accuracy=0.95, output="calibrated".
 
     Raises:
@@ -336,17 +338,7 @@ def decide(source: str | Path, **options: Any) -> Decided:
 
 def _done(kind: type[Command], **options: Any) -> Any:
     known = [each.name for each in kind.options()]
+    requirement = f"each option to be one of {kind.command()}'s"
     for name in options:
-        others = [
-            other.command()
-            for other in COMMANDS
-            if name in [each.name for each in other.options()]
-        ]
-        way_out = f"it is an option of {' and '.join(others)}"
-        check_type(
-            name in known,
-            f"each option to be one of {kind.command()}'s",
-            repr(name),
-            way_out if others else did_you_mean(name, known),
-        )
+        check_type(name in known, requirement, repr(name), did_you_mean(name, known))
     return kind(**options)()

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
 def run(options: Push, running: Running) -> Done:
     """Push a folder in one commit with its card; a calibrator next to a model is folded in, in a temporary folder."""
-    folder, repo = options.folder, options.repo
+    folder = options.folder
+    repo = options.repo
     check_destination(repo, options.revision)
     has_config = (folder / CONFIG).is_file()
     config = read_json(folder / CONFIG, CONFIG_KINDS) if has_config else {}
@@ -79,62 +80,67 @@ def run(options: Push, running: Running) -> Done:
     with tempfile.TemporaryDirectory() as scratch:
         source = folder
         if saved is not None:
-            made, why = (
-                Path(scratch, folder.resolve().name),
-                "The calibrator is not in the weights",
-            )
+            made = Path(scratch, folder.resolve().name)
+            why = "The calibrator is not in the weights"
             if not options.no_fold:
                 running.stages(f"folding {title_of(saved.scaler)} into the head")
                 why = _write_folded(folder, made, config, saved)
-            folded, source = (False, folder) if why else (True, made)
             if why:
                 notes.append(
                     f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is."
                 )
-            elif (folder / DECISIONS).is_file() and not (made / DECISIONS).is_file():
-                notes.append(OUTDATED)
+            else:
+                folded = True
+                source = made
+                if (folder / DECISIONS).is_file() and not (made / DECISIONS).is_file():
+                    notes.append(OUTDATED)
         if is_calibrated:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
                 write_card(source, repo_id=with_owner(repo))
             notes += [str(warning.message) for warning in caught]
         running.stages(f"pushing to {repo}")
-        where: Any = {
-            "private": options.private or None,
-            "create_pr": options.create_pr,
-        }
-        where |= {
-            "message": "Push a calibrated model" if is_calibrated else "Push a model"
-        }
         commit: Any = push_folder(
-            source, repo, revision=options.revision, announce=announce, **where
+            source,
+            repo,
+            private=options.private or None,
+            revision=options.revision,
+            create_pr=options.create_pr,
+            message="Push a calibrated model" if is_calibrated else "Push a model",
+            announce=announce,
         )
-    changes, revision = announced[-1], commit.pr_revision or options.revision
-    how: Any = {"revision": revision, "trust_remote_code": "auto_map" in config}
-    is_ours = (is_calibrated and not folded) or config.get(PROMPT) is not None
-    usage = usage_lines(changes.repo_id, task_of(config), by_hf_calib=is_ours, **how)
+    changes = announced[-1]
+    revision = commit.pr_revision or options.revision
+    usage = usage_lines(
+        changes.repo_id,
+        task_of(config),
+        by_hf_calib=(is_calibrated and not folded) or config.get(PROMPT) is not None,
+        revision=revision,
+        trust_remote_code="auto_map" in config,
+    )
+    is_new = commit.oid != changes.parent
     record = {
         **changes._asdict(),
         "revision": revision,
         "url": commit.commit_url,
         "pr_url": commit.pr_url,
-    }
-    record |= {
         "folded": folded,
-        "changed": commit.oid != changes.parent,
+        "changed": is_new,
         "usage": usage,
     }
-    files, there = counted(len(changes.uploaded), "file"), changes.repo_id
-    same = (
-        f"Nothing is new, so no commit was made: {there} has the same {files} already"
-    )
-    said = f"Pushed {files} to {there}" if record["changed"] else same
-    commits = f"{'Commit' if commit.pr_url is None else 'Pull request'}: {commit.pr_url or commit.commit_url}"
-    return Done(
-        [f"{said}: {', '.join(changes.uploaded)}", ["", commits, "", *usage]],
-        record,
-        notes,
-    )
+    files = counted(len(changes.uploaded), "file")
+    there = changes.repo_id
+    said = f"Pushed {files} to {there}"
+    if not is_new:
+        said = f"Nothing is new, so no commit was made: {there} has the same {files} already"
+    where = f"Commit: {commit.commit_url}"
+    if commit.pr_url is not None:
+        where = f"Pull request: {commit.pr_url}"
+    lines: list[Any] = [
+        f"{said}: {', '.join(changes.uploaded)}",
+        ["", where, "", *usage],
+    ]
+    return Done(lines, record, notes)
 
 
 def _is_in_weights(folder: Path, config: Mapping[str, Any], saved: Any) -> bool:
@@ -170,17 +176,11 @@ def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
     way_out = (
         "calibrate it first (hf-calib calibrate), or push it unchanged with --no-fold"
     )
-    check(
-        no_fold or is_calibrated,
-        f"{folder} to hold a calibrated model",
-        f"no {MAP_NAME}",
-        way_out,
-    )
-    return (
-        []
-        if is_calibrated
-        else [f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated."]
-    )
+    requirement = f"{folder} to hold a calibrated model"
+    check(no_fold or is_calibrated, requirement, f"no {MAP_NAME}", way_out)
+    if is_calibrated:
+        return []
+    return [f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated."]
 
 
 def _write_folded(
@@ -190,18 +190,15 @@ def _write_folded(
     title = title_of(saved.scaler)
     if method_of(saved.scaler) not in FOLDABLE_SCALERS:
         return f"{title} does not fold into the head"
-    task, is_plain = task_of(config), "auto_map" not in config
+    task = task_of(config)
+    is_plain = "auto_map" not in config
+    is_classifier = task is not None and task.classifier is not None
     requirement = f"{folder} to hold a classifier of sequences, tokens or images"
-    got = (
-        few(config.get("architectures") or ["none"]) if is_plain else "code of its own"
-    )
+    got = few(config.get("architectures") or ["none"])
+    if not is_plain:
+        got = "code of its own"
     way_out = "save it with fold and save_pretrained in Python, or push it unchanged with --no-fold"
-    check(
-        is_plain and task is not None and task.classifier is not None,
-        requirement,
-        got,
-        way_out,
-    )
+    check(is_plain and is_classifier, requirement, got, way_out)
     model = load_trained(folder, task.auto_class)  # type: ignore[union-attr]
     if has_bias(saved.scaler) and head_loses_bias(model, model.config.num_labels):
         return f"{title} has a bias, which the head does not keep"

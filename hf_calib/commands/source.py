@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hf_calib._errors import check, few, without_secrets
 from hf_calib._files import identity
 from hf_calib._text import counted, plain_name
-from hf_calib.models.reading import Reading, RowSet, names_in_data
+from hf_calib.models.reading import RowSet, names_in_data
 from hf_calib.predictions.predictions import (
     FORMATS,
     MULTI_LABEL,
@@ -35,10 +35,11 @@ from hf_calib.predictions.predictions import (
     without_query,
 )
 from hf_calib.predictions.reading import Read, read_predictions
+from hf_calib.scaling.saved_map import map_title, method_of
 
 # Models need torch and transformers, which commands on files of predictions start without.
 if TYPE_CHECKING:
-    from hf_calib.commands.options import Calibrate, Decide, Evaluate
+    from hf_calib.commands.options import Calibrate, Decide, Evaluate, Rows
     from hf_calib.models.classifier import Task
 
 
@@ -59,22 +60,29 @@ class Source:
 
     name: str
     sets: dict[str, RowSet]
-    reading: Reading
+    reading: Rows
     running: Running
     notes: list[str] = field(default_factory=list)
     found: dict[str, Any] = field(default_factory=dict)
-    beside: Any = (
-        None  # the calibrator next to the model that `hf_calib.pipeline` applies
-    )
+    # The calibrator next to the model that `hf_calib.pipeline` applies.
+    beside: Any = None
 
     def predictions(self, name: str = "data") -> Any:
         """`Predictions` or `TopLabels` of a set with labels, read or predicted once."""
         if name not in self.found:
-            self.found[name] = self._predict(name)
+            found = self._predict(name)
+            if name != "data":
+                check_same_classes(self.sets[name].argument, self.predictions(), found)
+            self.found[name] = found
         return self.found[name]
 
     def _predict(self, name: str) -> Any:
         raise NotImplementedError
+
+    @property
+    def kind(self) -> LabelKind:
+        """The kind of the labels."""
+        return self.predictions().kind
 
     def served(self, name: str = "data") -> Any:
         """The predictions of a set as served, by a calibrator next to the model if there is one."""
@@ -83,6 +91,16 @@ class Source:
             return found
         probs = self.beside.predict_proba(found.as_logits())
         return replace(found, logits=None, probs=probs)
+
+    def on_serving(self) -> list[str]:
+        """A note on a calibrator next to the model, which plain pipelines do not apply."""
+        if self.beside is None:
+            return []
+        title = map_title(method_of(self.beside))
+        return [
+            f"hf_calib.pipeline serves the model with the {title} next to it: these are the probabilities after "
+            "calibration, and those that a rule is made for. A plain pipeline serves the ones before."
+        ]
 
     def tested(self) -> Any:
         """Of the test data; None without any."""
@@ -132,19 +150,11 @@ class FileSource(Source):
             )
         files = {name: each.files for name, each in self.read.items()}
         endings = {suffix_of(file.path) for each in files.values() for file in each}
-        check(
-            ".jsonl" in endings or self.reading.option_scores == "sum",
-            "option_scores to be given with a log of lm-evaluation-harness only",
-            repr(self.reading.option_scores),
-            "leave it out, as it has no effect here",
-        )
+        if ".jsonl" not in endings:
+            self.reading.check_unused("a log of lm-evaluation-harness")
         found = self.predictions()
-        is_named = self.reading.class_names is not None
-        requirement = "class_names to be given with a score for each class"
-        got = "the confidences of top labels"
-        way_out = "leave it out, as it has no effect here"
-        is_top = found.kind is TOP_LABELS
-        check(not (is_top and is_named), requirement, got, way_out)
+        if self.kind is TOP_LABELS:
+            self.reading.check_unused("a score for each class")
         names_in_data(found.names, self.reading.class_names)
         places = {
             name: {identity(file.path) for file in each} for name, each in files.items()
@@ -155,19 +165,20 @@ class FileSource(Source):
         found = self.read[name].predictions
         rows = self.sets[name]
         if not rows.labelled:
-            what = "the data from elsewhere"
-            own = self.predictions()
-            check_same_classes(what, own, found)
-            kind = "probs" if own.logits is None else "logits"
-            other = "probs" if found.logits is None else "logits"
-            way_out = "use predictions of one kind"
-            requirement = f"{what} to hold {kind}, as the data do"
-            check(kind == other, requirement, other, way_out)
+            wanted = _form(self.predictions())
+            form = _form(found)
+            requirement = f"{rows.argument} to hold {wanted}, as the data do"
+            check(form == wanted, requirement, form, "use predictions of one kind")
         return found
 
     def n_files(self, name: str = "data") -> int | None:
         n_files = len(self.read[name].files)
         return n_files if n_files > 1 else None
+
+
+def _form(found: Any) -> str:
+    """What predictions hold for each class."""
+    return "probs" if found.logits is None else "logits"
 
 
 @dataclass
@@ -180,30 +191,33 @@ class ModelSource(Source):
     def __post_init__(self) -> None:
         from hf_calib.models.classifier import load_classifier
 
-        self.rows, self.inputs, self.columns = {}, {}, {}
+        self.rows: dict[str, Any] = {}
+        self.inputs: dict[str, Any] = {}
+        self.columns: dict[str, dict[str, Any]] = {}
         for name, each in self.sets.items():
             self.running.stages(f"reading {each.data}")
             self.rows[name] = each.load()
         self.running.stages(f"loading {self.model}")
-        trusted, names = self.running.trust_remote_code, self.reading.class_names
         self.classifier = load_classifier(
-            self.model, self.task, trust_remote_code=trusted, class_names=names
+            self.model,
+            self.task,
+            trust_remote_code=self.running.trust_remote_code,
+            class_names=self.reading.class_names,
         )
         self._find_calibrator()
         for name, each in self.sets.items():
-            self.running.stages(f"checking {counted(len(self.rows[name]), 'row')}")
+            rows = self.rows[name]
+            self.running.stages(f"checking {counted(len(rows), 'row')}")
             if each.labelled:
-                self.columns[name] = self.reading.columns(self.rows[name])
-            how: Any = {"name": each.data, "labelled": each.labelled}
-            self.inputs[name] = self.classifier.encode(
-                self.rows[name], self.reading, **how
+                self.columns[name] = self.reading.columns(rows)
+            inputs = self.classifier.encode(
+                rows, self.reading, name=each.data, labelled=each.labelled
             )
-        self.notes += [
-            each.note for each in self.inputs.values() if each.note is not None
-        ]
-        self.running.stages(
-            f"predicting {counted(sum(map(len, self.rows.values())), 'row')}"
-        )
+            self.inputs[name] = inputs
+            if inputs.note is not None:
+                self.notes.append(inputs.note)
+        n_rows = sum(map(len, self.rows.values()))
+        self.running.stages(f"predicting {counted(n_rows, 'row')}")
         self._batches: Any = {
             "batch_size": self.reading.batch_size,
             "on_progress": self.running.progress,
@@ -218,6 +232,10 @@ class ModelSource(Source):
             self.beside = calibrator_in_use(self.model, self.classifier.model)
         self.notes += [str(each.message) for each in caught]
 
+    @property
+    def kind(self) -> LabelKind:
+        return self.task.labels
+
     def size(self) -> tuple[tuple[str, ...], int]:
         return self.classifier.class_names, len(self.rows["data"])
 
@@ -231,26 +249,26 @@ class ModelSource(Source):
     def about(self) -> dict[str, Any]:
         from hf_calib.models.weights import fingerprint
 
-        rows, weights = self.sets["data"], fingerprint(self.classifier.model)
+        rows = self.sets["data"]
         return {
             **rows.source(),
             "options": rows.options(self.reading),
-            "fingerprint": weights,
+            "fingerprint": fingerprint(self.classifier.model),
         }
 
     def n_shared(self) -> int:
         tested = self.tested()
         if tested is None:
             return 0
-        fitted, reported = (
-            self.classifier.identities(
-                self.rows[name], self.reading, name=self.sets[name].data
-            )
-            for name in ("data", "test_data")
-        )
-        known = set(fitted)
+        known = set(self._identities("data"))
+        n_shared = sum(each in known for each in self._identities("test_data"))
         # Of tokens, there are some that the model does not read.
-        return min(sum(each in known for each in reported), len(tested))
+        return min(n_shared, len(tested))
+
+    def _identities(self, name: str) -> Iterable[Any]:
+        """What tells the rows of a set from others."""
+        rows = self.sets[name]
+        return self.classifier.identities(self.rows[name], self.reading, name=rows.data)
 
 
 def open_source(
@@ -265,84 +283,77 @@ def open_source(
     `check_labels` refuses options that do not fit the kind of the labels, as early as that is known. Of tables, all
     columns are kept if they are asked for.
     """
-    data, sets = options.data, options.row_sets()
-    files = [options.source] if isinstance(options.source, str) else options.source
-    if len(files) > 1 or (
-        is_predictions(files[0]) and (data is None or not os.path.isdir(files[0]))
-    ):
+    data = options.data
+    sets = options.row_sets()
+    files = options.source
+    first = files[0]
+    is_folder = os.path.isdir(first)
+    if len(files) > 1 or (is_predictions(first) and not (is_folder and data)):
         way_out = (
             "the file of predictions holds the labels: leave data out, or name a model"
         )
         check(data is None, "data to be given with a model only", data, way_out)
-        options.check_unused(options.of_models, "a model")
-        _check_is_outside(
-            options.output, [*files, *(each.data for each in sets.values())]
-        )
-        sets = {"data": RowSet(few(files)), **sets}
+        options.check_unused("a model")
+        others = [each.data for each in sets.values()]
+        _check_is_outside(options.output, [*files, *others])
         found = FileSource(
             few([name_of(file) for file in files]),
-            sets,
+            {"data": RowSet(few(files)), **sets},
             options,
             running,
             files=files,
             all_columns=all_columns,
         )
-        check_labels(found.predictions().kind)
+        check_labels(found.kind)
         return found
-    is_folder = data is None and os.path.isdir(files[0])
-    requirement = f"{files[0]} to hold predictions or a model"
+    is_model = not is_folder or data is not None or holds_model(first)
+    requirement = f"{first} to hold predictions or a model"
     way_out = f"name a folder with files that end in {', '.join(FORMATS)}, or with a config.json"
-    check(not is_folder or holds_model(files[0]), requirement, "neither", way_out)
+    check(is_model, requirement, "neither", way_out)
     way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
     check(data is not None, "data to be given with a model", "none", way_out)
-    options.check_unused(options.of_predictions, "predictions")
+    options.check_unused("predictions")
     for name in ("data", "test_data"):
         if name not in sets or os.path.isfile(sets[name].data):
-            split = name.replace("data", "split")
-            options.check_unused(split, f"{name} that is a folder or on the Hub")
-    _check_apart(
-        sets,
-        {name: {(identity(each.data), each.place)} for name, each in sets.items()},
-    )
+            options.check_unused(f"{name} that is a folder or on the Hub")
+    places = {name: {(identity(each.data), each.place)} for name, each in sets.items()}
+    _check_apart(sets, places)
     from hf_calib.models.classifier import find_task
 
-    task = find_task(files[0], trust_remote_code=running.trust_remote_code)
+    task = find_task(first, trust_remote_code=running.trust_remote_code)
     check_labels(task.labels)
-    return ModelSource(
-        name_of(files[0]), sets, options, running, model=files[0], task=task
-    )
+    name = name_of(first)
+    return ModelSource(name, sets, options, running, model=first, task=task)
 
 
 def _check_apart(sets: Mapping[str, RowSet], places: Mapping[str, set[Any]]) -> None:
     """Raise if rows to test on, or of none of the classes, are also the data."""
     for name, each in sets.items():
-        is_other = each.argument in ("test_data", "ood_data")
-        check(
-            not is_other or not places[name] & places["data"],
-            f"{each.argument} to be other rows than the data",
-            f"{each.data}, which are among both",
-            "name other rows, or leave it out",
-        )
+        is_apart = name == "data" or places[name].isdisjoint(places["data"])
+        requirement = f"{each.argument} to be other rows than the data"
+        got = f"{each.data}, which are among both"
+        check(is_apart, requirement, got, "name other rows, or leave it out")
 
 
 def _check_is_outside(output: Path | None, sources: Sequence[str]) -> None:
     """Raise if the output lies where all files are read, as it would be read with them the next time."""
+    if output is None:
+        return
+    target = output.resolve()
     for source in sources:
-        where = Path(source.removeprefix("file://"))
-        is_pattern = [bool(re.search(r"[*?\[]", part)) for part in where.parts]
-        folder = where
-        if not where.is_dir() and any(is_pattern[:-1]):
-            folder = Path(*where.parts[: is_pattern.index(True)])
-        if output is None or not folder.is_dir():
+        folder = Path(source.removeprefix("file://"))
+        is_pattern = [bool(re.search(r"[*?\[]", part)) for part in folder.parts]
+        if not folder.is_dir() and any(is_pattern[:-1]):
+            folder = Path(*folder.parts[: is_pattern.index(True)])
+        folder = folder.resolve()
+        if not folder.is_dir() or not target.is_relative_to(folder):
             continue
-        is_inside = output.resolve().is_relative_to(folder.resolve())
-        check(
-            not is_inside
-            or not is_read(output.resolve().relative_to(folder.resolve()) / "a.npz"),
-            "output to be outside the folders of predictions that are read",
-            f"{output} in {source}",
-            "name another folder, so that the output is not read as predictions later",
+        is_input = is_read(target.relative_to(folder) / "a.npz")
+        requirement = "output to be outside the folders of predictions that are read"
+        way_out = (
+            "name another folder, so that the output is not read as predictions later"
         )
+        check(not is_input, requirement, f"{output} in {source}", way_out)
 
 
 def name_of(source: str) -> str:
@@ -352,35 +363,19 @@ def name_of(source: str) -> str:
     ('logits', 'run', 'someone/some-bert-2.1')
     """
     if is_predictions(source):
-        parts = [
-            part
-            for part in re.split(r"[\\/]+", without_secrets(without_query(source)))
-            if part and not re.search(r"[*?\[]", part)
-        ]
+        path = without_secrets(without_query(source))
+        # The names between slashes that are no patterns.
+        parts = re.findall(r"(?<![^\\/])[^\\/*?\[]+(?![^\\/])", path)
         last = parts[-1] if parts else "predictions"
         return last.split(".")[0] if suffix_of(last) is not None else plain_name(last)
     return Path(source).resolve().name if os.path.isdir(source) else source
 
 
-def check_kind(
-    kind: LabelKind, reading: Reading, single_only: Mapping[str, object]
-) -> None:
-    """Refuse options of several labels per row for a model with one class, and `single_only` the other way round."""
-    of_sets = "--label-separator, --label-columns and --no-label"
-    asked = any((reading.label_separator, reading.label_columns, reading.no_label))
-    for option, given in {of_sets: asked, **single_only}.items():
-        several = option == of_sets
-        what = (
-            "whose problem_type is multi_label_classification"
-            if several
-            else "with one class per row"
-        )
-        got = (
-            "one with several labels per row"
-            if kind is MULTI_LABEL
-            else "one with a class per row"
-        )
-        fits = not given or several == (kind is MULTI_LABEL)
-        if kind is TOKENS and option in ("--by", "--weight-column", "--soft-labels"):
-            fits, got = not given, "one with a class a token"
-        check(fits, f"{option} to go with a model {what}", got, "leave it out")
+def check_kind(kind: LabelKind, options: Rows) -> None:
+    """Refuse options that have an effect only on labels of another kind."""
+    if kind is MULTI_LABEL:
+        options.check_unused("one class per row")
+    else:
+        options.check_unused("a model with several labels per row")
+    if kind is TOKENS:
+        options.check_unused("one class per row, not per token")

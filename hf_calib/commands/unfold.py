@@ -49,7 +49,9 @@ _LEFT_OUT = [*_OTHER_WEIGHTS, *_ABOUT_IT, ".*", "_*"]
 
 def run(options: Unfold, running: Running) -> Done:
     """Write a folded model as it was before the fold, with its tokenizer or processor; folding again undoes that."""
-    source, output, trusted = options.source, options.output, options.trust_remote_code
+    source = options.source
+    output = options.output
+    trusted = options.trust_remote_code
     check_output(output)
     check_overwrites_no_original(output, [source])
     running.stages(f"loading {source}")
@@ -71,26 +73,22 @@ def run(options: Unfold, running: Running) -> Done:
     unfold(model)
     running.stages(f"saving to {output}")
     files = {
-        path.name: path for path in folder.iterdir() if ".safetensors" not in path.name
+        path.name: path
+        for path in folder.iterdir()
+        if path.is_file() and ".safetensors" not in path.name
     }
     # The gammas of an adaptive loss, with which training can be resumed.
-    files[LOSS_STATE_NAME] = next(
-        folder.glob(PUSHED_LOSS_STATE), folder / LOSS_STATE_NAME
-    )
+    for name in (LOSS_STATE_NAME, PUSHED_LOSS_STATE):
+        if (folder / name).is_file():
+            files[LOSS_STATE_NAME] = folder / name
+    map_kept = MAP_NAME in files
     with whole_folder(output, replace_model) as made:
         model.save_pretrained(made)
-        if map_kept := (folder / MAP_NAME).is_file():
+        if map_kept:
             scaler, about = load_map(folder)
-            about = {
-                key: value
-                for key, value in about.items()
-                if key not in ("head", "fingerprint")
-            }
+            for name in ("head", "fingerprint"):
+                about.pop(name, None)
             save_map(scaler, made, {**about, "folded": False})
-        copy_files(
-            {name: path for name, path in files.items() if path.is_file()},
-            made,
-            _LEFT_OUT,
-        )
-    said = "The weights are those from before the fold, bit for bit."
-    return Done([said], {"map_kept": map_kept, "output": str(output)})
+        copy_files(files, made, _LEFT_OUT)
+    lines = ["The weights are those from before the fold, bit for bit."]
+    return Done(lines, {"map_kept": map_kept, "output": str(output)})

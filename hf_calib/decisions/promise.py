@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import bdtr, betaincinv
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, IntArray, check_share, row_chunks
+from hf_calib.metrics.checks import FloatArray, IntArray, check_share
 from hf_calib.metrics.sums import Interval, interval_of
 
-NEVER, ALWAYS = (
-    1.0,
-    0.0,
-)  # No probability is above the first, every one above the second.
-# Starts of the tested sequence, errors that the first start tolerates, and the factor of rows required for it.
+# No probability is above this threshold.
+NEVER = 1.0
+# Every probability is above this threshold, unless it is 0 itself.
+ALWAYS = 0.0
+# Starts of the tested sequence, errors that the first start tolerates, and the factor of rows
+# required for it.
 _LADDER = ((3, 1, 12), (2, 1, 4), (1, 1, 2), (1, 0, 1))
 
 
 def check_promise(argument: str, promised: float, delta: float) -> None:
     """Raise unless an accuracy can be guaranteed at all."""
-    check_share(
-        "delta",
-        delta,
-        "0.05 lets the promise fail for one draw of calibration rows in 20",
+    way_out = "0.05 lets the promise fail for one draw of calibration rows in 20"
+    check_share("delta", delta, way_out)
+    needed = rows_needed(0.99, delta)
+    way_out = (
+        f"no number of rows guarantees only correct answers; 0.99 needs {needed:,}"
     )
-    way_out = f"no number of rows guarantees only correct answers; 0.99 needs {rows_needed(0.99, delta):,}"
     check(promised != 1, f"{argument} to be below 1", promised, way_out)
     check_share(argument, promised, "use 0.95 for 95 correct answers of 100")
 
@@ -38,15 +40,12 @@ def check_rows_for(
 ) -> None:
     """Raise if the rows are too few to guarantee the accuracy even if all of them were correct."""
     needed = rows_needed(promised, delta)
+    requirement = f"the calibration rows to be at least {needed:,} to promise "
+    requirement += f"{argument}={promised:g} with delta={delta:g}"
+    # Rounded down, so that it can be promised.
     most = math.floor(1000 * delta ** (1 / max(n_rows, 1))) / 1000
-    requirement = f"be at least {needed:,} to promise {argument}={promised:g} with delta={delta:g}"
     way_out = f"pass more rows, or promise at most {most:g}"
-    check(
-        n_rows >= needed,
-        f"the calibration rows to {requirement}",
-        f"{n_rows:,}",
-        way_out,
-    )
+    check(n_rows >= needed, requirement, f"{n_rows:,}", way_out)
 
 
 def rows_needed(promised: float, delta: float) -> int:
@@ -58,16 +57,15 @@ def starts(n_rows: int, promised: float, delta: float) -> IntArray:
     """The numbers of rows at which the sequence of tests starts; empty if the rows are too few."""
     for n_starts, errors, times in _LADDER:
         level = delta / n_starts
-        rows = np.arange(
-            errors + 1, 10 * rows_needed(promised, level) + 10 * errors + 10
-        )
-        first = int(
-            rows[np.argmax(bdtr(errors, rows, 1 - promised) <= level)]
-        )  # The least to pass.
+        most = 10 * (rows_needed(promised, level) + errors + 1)
+        rows = np.arange(errors + 1, most)
+        passing = bdtr(errors, rows, 1 - promised) <= level
+        # The least number of rows that can pass with these errors.
+        first = int(rows[passing.argmax()])
         if first * times <= n_rows:
-            return (
-                np.geomspace(first, n_rows, n_starts + 1).round().astype(np.intp)[:-1]
-            )
+            # The last of these numbers is the end of the sequence.
+            numbers = np.geomspace(first, n_rows, n_starts + 1)
+            return numbers[:-1].round().astype(np.intp)
     return np.array([], dtype=np.intp)
 
 
@@ -76,7 +74,7 @@ def certified_threshold(
     right: NDArray[Any],
     promised: float,
     delta: float,
-    tested: IntArray | None = None,
+    tested: IntArray,
 ) -> float:
     r"""Return the lowest score above which at least the promised share is correct, with confidence 1 - delta.
 
@@ -92,9 +90,9 @@ def certified_threshold(
     there are twice as many rows. Starts depend on N only, so one more row changes little. In simulations of 60 to 3,000
     rows (`tests/decisions/test_abstain.py`) more rows answer more inputs.
 
-    Scores (N,) are in [0, 1], `right` (N,) bool is the correctness, and `tested` are the starts (None for `starts`).
-    Inputs with a score *above* the threshold are answered: 1 answers none, 0 answers all. Rows with equal scores are
-    answered together or not at all: the threshold is below the last that passed in a random order.
+    Scores (N,) are in [0, 1], `right` (N,) bool is the correctness, and `tested` are the `starts`. Inputs with a score
+    *above* the threshold are answered: 1 answers none, 0 answers all. Rows with equal scores are answered together or
+    not at all: the threshold is below the last that passed in a random order.
 
     Notes:
         The p-values are valid: given the (m + 1)-th highest score, the rows above it are a random sample of all rows
@@ -105,39 +103,67 @@ def certified_threshold(
         Angelopoulos et al. 2021, "Learn then Test" (fixed sequences with several starts); Wiens 2003
         (fallback); Geifman and El-Yaniv 2017 (selective prediction with a guarantee).
     """
-    n_rows = len(scores)
-    tested = starts(n_rows, promised, delta) if tested is None else tested
-    if not len(tested):
+    if len(tested) == 0:
         return NEVER
+    n_rows = len(scores)
     shuffled = np.random.default_rng(0).permutation(n_rows)
     order = shuffled[np.argsort(-scores[shuffled], kind="stable")]
-    lower = np.append(
-        scores[order][1:], ALWAYS
-    )  # The (m + 1)-th highest score, for m = 1..N.
-    p_values = bdtr(np.cumsum(~right[order]), np.arange(1, n_rows + 1), 1 - promised)
+    ordered = scores[order]
+    n_wrong = np.cumsum(~right[order])
+    p_values = bdtr(n_wrong, np.arange(1, n_rows + 1), 1 - promised)
 
-    passed = np.zeros(n_rows, dtype=bool)
+    # No number of rows before the first start is tested.
+    first, *others = np.split(p_values, tested - 1)
+    passed = [np.zeros(len(first), dtype=bool)]
     level = 0.0
-    for start, end in zip(tested, [*(tested[1:] - 1), n_rows], strict=True):
+    for sequence in others:
         level += delta / len(tested)
-        fails = p_values[start - 1 : end] > level
-        reached = int(fails.argmax()) if fails.any() else len(fails)
-        passed[start - 1 : start - 1 + reached] = True
-        if reached < len(fails):
+        # Tests count up to the first failure.
+        reached = np.logical_and.accumulate(sequence <= level)
+        passed.append(reached)
+        if not reached[-1]:
             level = 0.0
-    passed &= lower < scores[order]  # A threshold is not between equal scores.
-    return float(lower[passed][-1]) if passed.any() else NEVER
+
+    # The threshold of m rows is the (m + 1)-th highest score, which may not equal the m-th.
+    lower = np.append(ordered[1:], ALWAYS)
+    is_threshold = np.concatenate(passed) & (lower < ordered)
+    return float(lower[is_threshold].min(initial=NEVER))
 
 
-def one_threshold_passes(
-    scores: FloatArray, right: NDArray[Any], promised: float, delta: float
-) -> bool:
-    """Whether some scores are equal, and some threshold would pass if it alone were tested."""
-    order = np.argsort(-scores, kind="stable")
-    ends = np.flatnonzero(np.diff(scores[order], append=-1.0))
-    wrong = np.cumsum(~right[order])[ends]
-    p_values = bdtr(wrong, ends + 1, 1 - promised)
-    return len(ends) < len(scores) and bool((p_values <= delta).any())
+def certified_thresholds(
+    groups: Sequence[tuple[FloatArray, NDArray[Any]]], promised: float, delta: float
+) -> FloatArray:
+    """Return a threshold for each group of scores and correctness, for promises that hold together.
+
+    The largest groups with enough rows share delta. A group that is always answered no longer needs
+    its share, which the others get (Holm's step-down): while no guarantee is violated, the other
+    groups include all whose guarantee could be, with levels of at most delta in total. Further
+    groups never raise a level, and a group keeps its starts, so a larger level passes everything
+    that a smaller one does.
+    """
+    sizes = np.array([len(scores) for scores, _ in groups])
+    left = np.argsort(-sizes, kind="stable")
+    thresholds = np.full(len(groups), NEVER)
+    tested: dict[int, IntArray] = {}
+    while True:
+        needed = [
+            rows_needed(promised, delta / n_sharing)
+            for n_sharing in range(1, len(left) + 1)
+        ]
+        # The sizes fall and the needed rows grow, so these are the first groups.
+        n_sharing = np.count_nonzero(sizes[left] >= needed)
+        for group in left[:n_sharing]:
+            scores, right = groups[group]
+            level = delta / n_sharing
+            if group not in tested:
+                tested[group] = starts(len(scores), promised, level)
+            thresholds[group] = certified_threshold(
+                scores, right, promised, level, tested[group]
+            )
+        needing = left[thresholds[left] != ALWAYS]
+        if len(needing) in (0, len(left)):
+            return thresholds
+        left = needing
 
 
 Results = dict[str, Interval]
@@ -153,30 +179,32 @@ TITLES = {
 }
 
 
-class PromiseCurve(NamedTuple):
-    """Promised accuracies, with the coverage and the accuracy of the answers at each; None if nothing is answered."""
+def uniform_quantile(rank: int, n: int, level: float) -> float:
+    """The quantile of the rank-th smallest of n uniform numbers, Beta(rank, n + 1 - rank).
 
-    promised: tuple[float, ...]
-    answered: tuple[float, ...]
-    kept: tuple[Interval | None, ...]
-
-
-def share(flags: NDArray[np.bool_], confidence_level: float = 0.95) -> Interval:
-    """Return the fraction of N values that are true, with the exact interval of Clopper and Pearson."""
-    n, k = len(flags), int(np.count_nonzero(flags))
-    tail = (1 - confidence_level) / 2
-    low = betaincinv(k, n - k + 1, tail) if k else 0.0
-    high = betaincinv(k + 1, n - k, 1 - tail) if k < n else 1.0
-    return Interval(k / n, float(low), float(high))
+    Ranks 0 and n + 1 are the ends 0 and 1.
+    """
+    if rank == 0:
+        return 0.0
+    if rank > n:
+        return 1.0
+    return float(betaincinv(rank, n + 1 - rank, level))
 
 
-def share_of_any_threshold(
-    flags: NDArray[np.bool_], n_thresholds: int = 1, confidence_level: float = 0.95
-) -> Interval:
-    r"""Return the fraction of N values that are true, where true means above a chosen threshold.
+def share(flags: NDArray[np.bool_]) -> Interval:
+    """Return the fraction of N values that are true, with the exact 95% interval of Clopper and Pearson."""
+    n = len(flags)
+    n_true = int(np.count_nonzero(flags))
+    low = uniform_quantile(n_true, n, 0.025)
+    high = uniform_quantile(n_true + 1, n, 0.975)
+    return Interval(n_true / n, low, high)
 
-    The threshold was chosen on these values, so an interval for a fixed one would not hold. This
-    one holds for all thresholds at once,
+
+def share_of_any_threshold(value: float, n_rows: int, n_thresholds: int) -> Interval:
+    r"""Return a fraction of N rows above a chosen threshold, with its 95% interval for new rows.
+
+    The threshold was chosen on these rows, so an interval for a fixed one would not hold. This one
+    holds for all thresholds at once,
 
     $$\sup_t |F_N(t) - F(t)| \le \sqrt{\ln(2 / \alpha) / (2 N)},$$
 
@@ -186,23 +214,19 @@ def share_of_any_threshold(
     References:
         Dvoretzky, Kiefer and Wolfowitz 1956; Massart 1990 (the constant).
     """
-    alpha = (1 - confidence_level) / n_thresholds
-    distance = math.sqrt(math.log(2 / alpha) / (2 * len(flags)))
-    value = float(flags.mean())
-    low = max(value - n_thresholds * distance, 0.0)
-    return Interval(value, low, min(value + n_thresholds * distance, 1.0))
+    alpha = 0.05 / n_thresholds
+    of_one = math.sqrt(math.log(2 / alpha) / (2 * n_rows))
+    distance = n_thresholds * of_one
+    return Interval(value, max(value - distance, 0.0), min(value + distance, 1.0))
 
 
-def mean(values: ArrayLike, confidence_level: float = 0.95, seed: int = 0) -> Interval:
-    """Return a mean with its percentile bootstrap interval from 1,000 resamples."""
-    sample: FloatArray = np.asarray(values, dtype=np.float64)
-    n, rng = len(sample), np.random.default_rng(seed)
-    parts = row_chunks(1000, n, elements=2**20)
-    means = [
-        sample[rng.integers(0, n, (part.stop - part.start, n))].mean(axis=1)
-        for part in parts
-    ]
-    return interval_of(float(sample.mean()), np.concatenate(means), confidence_level)
+def mean(values: NDArray[Any]) -> Interval:
+    """Return a mean with its 95% percentile bootstrap interval from 1,000 resamples."""
+    n = len(values)
+    rng = np.random.default_rng(0)
+    # One resample at a time takes no more memory than the rows.
+    means = np.array([values[rng.integers(0, n, n)].mean() for _ in range(1000)])
+    return interval_of(float(values.mean()), means, 0.95)
 
 
 def answers(decided: NDArray[np.int64], labels: NDArray[np.int64]) -> Results:

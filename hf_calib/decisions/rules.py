@@ -5,56 +5,55 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betaincinv
 
-from hf_calib._errors import InputTypeError, check, few
-from hf_calib.decisions import promise as promises
+from hf_calib._errors import InputTypeError, check, expected, few
 from hf_calib.decisions.promise import (
     ALWAYS,
     NEVER,
-    PromiseCurve,
     Results,
     answers,
-    certified_threshold,
+    certified_thresholds,
+    check_promise,
+    check_rows_for,
     mean,
-    one_threshold_passes,
+    rows_needed,
     share,
     share_of_any_threshold,
+    uniform_quantile,
 )
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.multi_label import check_decisions, check_label_probs
 from hf_calib.metrics.sums import Interval, winners
 
-Criterion = Literal["f1_macro", "f1_micro", "precision", "cost"]
-_LARGEST_COST = 1e12  # With larger costs, means over rows lose the small costs.
-_IN_EVERY_SET = 1.0  # No score of a class is larger.
+# With larger costs, means over rows lose the small costs.
+_LARGEST_COST = 1e12
+# No score of a class is larger.
+_IN_EVERY_SET = 1.0
+# A threshold for F1 or costs from fewer rows with a label is mostly chance.
+_FEW_POSITIVES = 10
+_PLURALS = {"class": "classes", "label": "labels"}
 
-#: Thresholds from one that predicts nothing to one that predicts all rows; of the m predicted, how many are correct.
-Cuts = tuple[FloatArray, IntArray, IntArray]
 Self = TypeVar("Self", bound="Rule")
 
 
 class Rule(ABC):
     """Base class of the decision rules, which are dataclasses of their options."""
 
-    kind: ClassVar[str]  # its name in decisions.json
-    fitted: ClassVar[tuple[str, ...]] = (
-        "thresholds_",
-    )  # arrays (C,) in [0, 1] that `fit` makes
-    results: ClassVar[str] = (
-        ""  # the results of `measure`, in words that follow the promise
-    )
-    independent: ClassVar[bool] = (
-        False  # True if any number of the columns may be true labels.
-    )
+    #: The name in decisions.json.
+    kind: ClassVar[str]
+    #: Arrays (C,) in [0, 1] that `fit` makes.
+    fitted: ClassVar[tuple[str, ...]] = ("thresholds_",)
+    #: The results of `measure`, in words that follow the promise.
+    results: ClassVar[str] = ""
+    #: True if any number of the columns may be true labels.
+    independent: ClassVar[bool] = False
 
     thresholds_: FloatArray
 
@@ -67,23 +66,23 @@ class Rule(ABC):
 
     def predict(self, probs: ArrayLike) -> NDArray[Any]:
         """Return the decisions on probs (N, C): classes (N,) int, -1 to abstain; sets and labels (N, C) bool."""
+        # It raises for a rule that is not fitted, before the rows are checked.
         n_classes = self.n_classes
-        rows = (
-            check_label_probs(probs) if self.independent else checks.check_probs(probs)
-        )
+        if self.independent:
+            rows = check_label_probs(probs)
+        else:
+            rows = checks.check_probs(probs)
+        requirement = f"probs to have the {n_classes} columns of fit"
         way_out = "pass probabilities of the model that the rule was fitted for"
         fits = rows.shape[1] == n_classes
-        check(
-            fits,
-            f"probs to have the {n_classes} columns of fit",
-            f"shape {rows.shape}",
-            way_out,
-        )
+        check(fits, requirement, f"shape {rows.shape}", way_out)
         return self._decide(_as_served(rows))
 
     def measure(self, probs: ArrayLike, labels: ArrayLike) -> Results:
         """Return the results on rows not used for the fit, by the names of `promise.TITLES`."""
-        return self._results(self.predict(probs), *self._labelled(probs, labels))
+        decided = self.predict(probs)
+        rows, targets = self._labelled(probs, labels)
+        return self._results(decided, rows, targets)
 
     def measure_fit(self, probs: ArrayLike, labels: ArrayLike) -> Results:
         """Return what the rows of the fit say about this very rule on new inputs.
@@ -100,7 +99,10 @@ class Rule(ABC):
     def sentence(self, measured: Mapping[str, Interval], rows: str) -> str:
         """Return the rule in a sentence, with its results on the named rows if there are any."""
         found = {name: interval.value for name, interval in measured.items()}
-        return f"It {self.promise()}{self.results.format(**found, rows=rows) if found else ''}."
+        results = ""
+        if found:
+            results = self.results.format(**found, rows=rows)
+        return f"It {self.promise()}{results}."
 
     def check_rows(self, n_rows: int) -> None:  # noqa: B027, most rules need no number of rows
         """Raise if this number of calibration rows is too small for the guarantee."""
@@ -115,13 +117,10 @@ class Rule(ABC):
     @property
     def n_classes(self) -> int:
         """The number of classes C of the calibration rows."""
+        is_fitted = hasattr(self, "thresholds_")
+        requirement = f"{type(self).__name__} to be fitted"
         way_out = "call fit(probs, labels) with calibration rows first"
-        check(
-            hasattr(self, "thresholds_"),
-            f"{type(self).__name__} to be fitted",
-            "a new rule",
-            way_out,
-        )
+        check(is_fitted, requirement, "a new rule", way_out)
         return len(self.thresholds_)
 
     @property
@@ -149,23 +148,29 @@ class Rule(ABC):
         """Checked probs (N, C), rounded as they are served, and labels: (N,), or (N, C) bool if independent."""
         if self.independent:
             decisions = check_decisions(probs, labels)
+            are_known = bool(decisions.known.all())
             way_out = "leave out rows with unknown labels"
-            check(
-                bool(decisions.known.all()), "labels to be 0 or 1", "also -100", way_out
-            )
+            check(are_known, "labels to be 0 or 1", "also -100", way_out)
             return _as_served(decisions.probs), decisions.true
         rows, targets = checks.check_probs_and_labels(probs, labels)
-        way_out = "for one probability p of the second of two classes, np.stack([1 - p, p], axis=1)"
         several = rows.shape[1] >= 2
-        check(
-            several, "probs to have at least 2 classes", f"shape {rows.shape}", way_out
-        )
+        requirement = "probs to have at least 2 classes"
+        way_out = "for one probability p of the second of two classes, "
+        way_out += "np.stack([1 - p, p], axis=1)"
+        check(several, requirement, f"shape {rows.shape}", way_out)
         return _as_served(rows), targets
 
 
 def percent(value: float) -> str:
     """A share as a percentage without trailing zeros, such as 95% or 99.9%."""
     return f"{100 * value:.4g}%"
+
+
+def _in_words(promised: float, delta: float, which: str) -> str:
+    """A guaranteed accuracy with its confidence."""
+    least = percent(promised)
+    confidence = percent(1 - delta)
+    return f"at least {least} of {which} are correct, with {confidence} confidence"
 
 
 def _as_served(probs: NDArray[Any]) -> FloatArray:
@@ -177,10 +182,24 @@ def _as_served(probs: NDArray[Any]) -> FloatArray:
 def _warn_of(noun: str, chosen: NDArray[np.bool_], said: str) -> None:
     """Warn of classes or labels, if any, in a text with a place for "class 3" or "classes 0, 2, 5"."""
     numbers = np.flatnonzero(chosen).tolist()
-    plural = {"class": "classes"}.get(noun, f"{noun}s")
-    if numbers:
-        text = said.format(f"{noun if len(numbers) == 1 else plural} {few(numbers)}")
-        warnings.warn(text[0].upper() + text[1:], stacklevel=4)
+    if not numbers:
+        return
+    if len(numbers) > 1:
+        noun = _PLURALS[noun]
+    text = said.format(f"{noun} {few(numbers)}")
+    warnings.warn(text[0].upper() + text[1:], stacklevel=4)
+
+
+def _groups(classes: IntArray, n_classes: int, by_class: bool) -> list[Any]:
+    """The indices of the rows of each class, or of all rows."""
+    if not by_class:
+        return [slice(None)]
+    return [np.flatnonzero(classes == c) for c in range(n_classes)]
+
+
+def _of_labels(values: NDArray[Any], labels: IntArray) -> NDArray[Any]:
+    """The value of each row (N, C) in the column of its label."""
+    return values[np.arange(len(values)), labels]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -211,14 +230,14 @@ class AbstainRule(Rule):
     array([ 1, -1])
     """
 
-    kind: ClassVar[str] = "abstain"
+    kind = "abstain"
 
     accuracy: float = 0.95
     delta: float = 0.05
     by_class: bool = False
 
     def __post_init__(self) -> None:
-        promises.check_promise("accuracy", self.accuracy, self.delta)
+        check_promise("accuracy", self.accuracy, self.delta)
         checks.check_flag("by_class", self.by_class)
 
     @property
@@ -226,12 +245,12 @@ class AbstainRule(Rule):
         return bool((self.thresholds_ == NEVER).all())
 
     def check_rows(self, n_rows: int) -> None:
-        promises.check_rows_for(self.accuracy, self.delta, n_rows)
+        check_rows_for(self.accuracy, self.delta, n_rows)
 
     def promise(self) -> str:
-        each = "the answers of each class" if self.by_class else "its answers"
-        least, confidence = percent(self.accuracy), percent(1 - self.delta)
-        return f"answers inputs so that at least {least} of {each} are correct, with {confidence} confidence"
+        which = "the answers of each class" if self.by_class else "its answers"
+        right = _in_words(self.accuracy, self.delta, which)
+        return f"answers inputs so that {right}"
 
     def sentence(self, measured: Mapping[str, Interval], rows: str) -> str:
         accuracy = f"{percent(self.accuracy)} accuracy"
@@ -239,92 +258,72 @@ class AbstainRule(Rule):
             return f"It abstains on every input: {accuracy} could not be promised."
         if "answered" not in measured:
             return super().sentence({}, rows)
-        kept = measured.get("accuracy")
-        right = (
-            "no answers"
-            if kept is None
-            else f"{kept.value:.1%} of its answers were correct"
-        )
-        share_of = f"{measured['answered'].value:.0%} of inputs at {accuracy}"
-        return f"It answers {share_of} and abstains on the rest ({right}, {rows})."
-
-    def curve(
-        self,
-        probs: ArrayLike,
-        labels: ArrayLike,
-        other_probs: ArrayLike,
-        other_labels: ArrayLike,
-        *,
-        accuracies: Sequence[float],
-    ) -> PromiseCurve:
-        """Return the results on other rows of rules with these accuracies, without those that are too high."""
-        n_rows = len(np.asarray(labels))
-        possible = [
-            accuracy
-            for accuracy in accuracies
-            if n_rows >= promises.rows_needed(accuracy, self.delta)
-        ]
-        rows, targets = self._labelled(probs, labels)
-        found = []
-        for accuracy in possible:
-            rule = replace(self, accuracy=accuracy)
-            # The advice on a promise that fails takes most of the time of a fit.
-            rule.thresholds_ = self._thresholds(rows, targets, accuracy)
-            found.append(rule.measure(other_probs, other_labels))
-        answered = tuple(row["answered"].value for row in found)
-        kept = tuple(row.get("accuracy") for row in found)
-        return PromiseCurve(tuple(possible), answered, kept)
+        answered = measured["answered"].value
+        right = "no answers"
+        if "accuracy" in measured:
+            kept = measured["accuracy"].value
+            right = f"{kept:.1%} of its answers were correct"
+        said = f"It answers {answered:.0%} of inputs at {accuracy}"
+        return f"{said} and abstains on the rest ({right}, {rows})."
 
     def measure_fit(self, probs: ArrayLike, labels: ArrayLike) -> Results:
         """Return the share of answered inputs, and their accuracy from the promise upwards."""
-        chosen = self.predict(probs)
-        answered = chosen >= 0
-        n_live = int(np.count_nonzero(self.thresholds_ < NEVER)) if self.by_class else 1
         if self.answers_nothing:
             return {"answered": Interval(0.0, 0.0, 0.0)}
-        found = {"answered": share_of_any_threshold(answered, n_live)}
+        found = self.measure(probs, labels)
+        # A class that is never answered adds nothing to the error of the share.
+        n_thresholds = 1
+        if self.by_class:
+            n_thresholds = int(np.count_nonzero(self.thresholds_ < NEVER))
+        answered = found["answered"].value
+        found["answered"] = share_of_any_threshold(
+            answered, np.size(labels), n_thresholds
+        )
+        # Then new inputs are answered too, whatever their confidence.
         if (self.thresholds_ == ALWAYS).all():
             found["answered"] = Interval(1.0, 1.0, 1.0)
-        if answered.any():
-            right = float((chosen == np.asarray(labels))[answered].mean())
+        # The rows chose the threshold, so an interval of their own accuracy would not hold.
+        if "accuracy" in found:
+            right = found["accuracy"].value
             found["accuracy"] = Interval(right, min(self.accuracy, right), 1.0)
         return found
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
-        self.thresholds_ = self._thresholds(probs, labels, self.accuracy)
-        cannot = f"An accuracy of {self.accuracy:g} cannot be promised"
-        if not self.answers_nothing:
-            needed = promises.rows_needed(self.accuracy, self.delta)
-            way_out = (
-                f"use more calibration rows: at least {needed:,} predictions of a class"
-            )
-            said = f"{cannot} for predictions of {{}}. The rule will abstain on them. Promise less, or {way_out}."
-            _warn_of("class", self.thresholds_ == NEVER, said)
-            return
+        n_classes = probs.shape[1]
         confidences, predicted = self._answers(probs)
         correct = predicted == labels
-        right = f"{len(probs):,} rows, of which {correct.mean():.1%} are correct"
-        # A larger accuracy means a lower coverage.
-        lower = [k / 100 for k in range(50, math.ceil(100 * self.accuracy - 1e-9))]
-        failing = bisect_left(
-            lower,
-            True,
-            key=lambda a: (self._thresholds(probs, labels, a) == NEVER).all(),
-        )
-        less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
+        groups = [
+            (confidences[own], correct[own])
+            for own in _groups(predicted, n_classes, self.by_class)
+        ]
+        found = certified_thresholds(groups, self.accuracy, self.delta)
+        # A threshold for all rows is that of every class.
+        self.thresholds_ = np.resize(found, n_classes)
+
+        cannot = f"An accuracy of {self.accuracy:g} cannot be promised"
+        if not self.answers_nothing:
+            needed = rows_needed(self.accuracy, self.delta)
+            said = (
+                f"{cannot} for predictions of {{}}. The rule will abstain on them. Promise less, or "
+                f"use more calibration rows: at least {needed:,} predictions of a class."
+            )
+            _warn_of("class", self.thresholds_ == NEVER, said)
+            return
         classes = " for any class" if self.by_class else ""
-        where = " at any confidence"
-        more = ""
-        if one_threshold_passes(confidences, correct, self.accuracy, self.delta):
-            where = ""
-            more = (
+        n_rows = len(probs)
+        rows = f"these {n_rows:,} rows, of which {correct.mean():.1%} are correct"
+        # A few equal confidences are not the reason.
+        ties = ""
+        if len(np.unique(confidences)) < n_rows / 2:
+            ties = (
                 " Rows with equal confidences are tested one by one, but answered together: "
                 "confidences with more digits may pass."
             )
-        message = f"{cannot}{classes}{where} from these {right}.{more} "
-        message += f"The rule will always abstain. Promise less{less}, "
-        message += "or use more rows or a better model."
-        warnings.warn(message, stacklevel=3)
+        said = (
+            f"{cannot}{classes} from {rows}.{ties} The rule will always abstain. "
+            "Promise less, or use more rows or a better model."
+        )
+        warnings.warn(said, stacklevel=3)
 
     def _answers(self, probs: FloatArray) -> tuple[FloatArray, IntArray]:
         """The confidence (N,) and the class (N,) of each row's answer, if it is given."""
@@ -338,44 +337,6 @@ class AbstainRule(Rule):
         self, decided: NDArray[Any], probs: FloatArray, labels: IntArray
     ) -> Results:
         return answers(decided, labels)
-
-    def _thresholds(
-        self, rows: FloatArray, targets: IntArray, accuracy: float
-    ) -> FloatArray:
-        """The thresholds (C,) for a guaranteed accuracy."""
-        confidences, predicted = self._answers(rows)
-        right = predicted == targets
-        n_classes = rows.shape[1]
-        if not self.by_class:
-            return np.full(
-                n_classes, certified_threshold(confidences, right, accuracy, self.delta)
-            )
-        # The most frequently predicted classes with enough rows share delta. A class that is always answered no longer
-        # needs its share, which the others get (Holm's step-down): while no guarantee is violated, the other classes
-        # include all whose guarantee could be, with levels of at most delta in total. Further classes never raise a
-        # level, and a class keeps its starts, so a larger level passes everything that a smaller one does.
-        counts = np.bincount(predicted, minlength=n_classes)
-        left = np.argsort(-counts, kind="stable")
-        thresholds = np.full(n_classes, NEVER)
-        tested: dict[int, IntArray] = {}
-        while True:
-            needed = [
-                promises.rows_needed(accuracy, self.delta / n)
-                for n in range(1, len(left) + 1)
-            ]
-            sharing = max(np.flatnonzero(counts[left] >= needed) + 1, default=0)
-            for c in left[:sharing]:
-                own, delta = predicted == c, self.delta / sharing
-                at = tested.setdefault(
-                    int(c), promises.starts(int(counts[c]), accuracy, delta)
-                )
-                thresholds[c] = certified_threshold(
-                    confidences[own], right[own], accuracy, delta, at
-                )
-            needing = left[thresholds[left] != ALWAYS]
-            if len(needing) in (0, len(left)):
-                return thresholds
-            left = needing
 
 
 @dataclass(kw_only=True, eq=False)
@@ -396,7 +357,7 @@ class TopLabelRule(AbstainRule):
     array([ 1, -1])
     """
 
-    kind: ClassVar[str] = "abstain_top_label"
+    kind = "abstain_top_label"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -430,56 +391,44 @@ class CostRule(Rule):
     array([ 0, -1,  1])
     """
 
-    kind: ClassVar[str] = "costs"
-    fitted: ClassVar[tuple[str, ...]] = ()
-    results: ClassVar[str] = (
-        " ({cost:.4g} per input, {cost_argmax:.4g} without the rule, {rows})"
-    )
+    kind = "costs"
+    fitted = ()
+    results = " ({cost:.4g} per input, {cost_argmax:.4g} without the rule, {rows})"
 
     costs: ArrayLike
 
     def __post_init__(self) -> None:
         costs = checks.as_floats("costs", self.costs)
-        is_matrix = (
-            costs.ndim == 2
-            and len(costs) >= 2
-            and costs.shape[1] - costs.shape[0] in (0, 1)
-        )
-        way_out, got = (
-            "give a row per class, and a column per decision",
-            f"shape {costs.shape}",
-        )
-        check(
-            is_matrix,
-            "costs to have shape (C, C) or (C, C + 1) with C at least 2",
-            got,
-            way_out,
-        )
-        allowed = np.abs(costs) <= _LARGEST_COST  # This is False for NaN.
-        row, column = np.unravel_index(allowed.argmin(), costs.shape)
-        got = f"{costs[row, column]} in row {row}, column {column}"
+        shape = costs.shape
+        is_matrix = len(shape) == 2 and shape[0] >= 2 and shape[1] - shape[0] in (0, 1)
+        requirement = "costs to have shape (C, C) or (C, C + 1) with C at least 2"
+        way_out = "give a row per class, and a column per decision"
+        check(is_matrix, requirement, f"shape {shape}", way_out)
+        # Comparisons with NaN are False.
+        wrong = ~(np.abs(costs) <= _LARGEST_COST)
+        requirement = f"be finite and at most {_LARGEST_COST:g}"
         way_out = (
             "give a forbidden decision a large cost; only the ratios of costs matter"
         )
-        check(
-            bool(allowed.all()),
-            f"costs to be finite and at most {_LARGEST_COST:g}",
-            got,
-            way_out,
-        )
-        self.costs = self._costs = costs
+        checks.refuse(wrong, "costs", requirement, costs, way_out)
+        self.costs = costs
+        # The same array, of a type that numpy's operators know.
+        self._costs = costs
 
     @property
     def n_classes(self) -> int:
         return len(self._costs)
 
     def promise(self) -> str:
-        rows, columns = self._costs.shape
-        abstains = ", or abstains if that is cheaper" * (columns - rows)
+        n_classes, n_decisions = self._costs.shape
+        abstains = ""
+        if n_decisions > n_classes:
+            abstains = ", or abstains if that is cheaper"
         return f"makes the decision with the lowest expected cost{abstains}"
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
-        self.predict(probs)  # It raises for a wrong number of classes.
+        # Nothing is estimated, but a wrong number of classes raises.
+        self.predict(probs)
 
     def _decide(self, probs: FloatArray) -> IntArray:
         decided = (probs @ self._costs).argmin(axis=1)
@@ -488,7 +437,8 @@ class CostRule(Rule):
     def _results(
         self, decided: NDArray[Any], probs: FloatArray, labels: IntArray
     ) -> Results:
-        paid = self._costs[labels, decided]  # -1 is the last column.
+        # A decision of -1 is the last column.
+        paid = self._costs[labels, decided]
         argmax = self._costs[labels, probs.argmax(axis=1)]
         found = {
             "cost": mean(paid),
@@ -532,56 +482,47 @@ class PredictionSets(Rule):
            [ True,  True, False]])
     """
 
-    kind: ClassVar[str] = "sets"
-    results: ClassVar[str] = (
-        " ({coverage:.1%}, with {size:.2f} classes on average, {rows})"
-    )
+    kind = "sets"
+    results = " ({coverage:.1%}, with {size:.2f} classes on average, {rows})"
 
     alpha: float = 0.1
     method: Literal["lac", "aps"] = "lac"
     by_class: bool = False
 
     def __post_init__(self) -> None:
-        checks.check_share(
-            "alpha", self.alpha, "0.1 lets one set in ten miss the true class"
-        )
+        way_out = "0.1 lets one set in ten miss the true class"
+        checks.check_share("alpha", self.alpha, way_out)
         checks.check_choice("method", self.method, ("lac", "aps"))
         checks.check_flag("by_class", self.by_class)
 
     def check_rows(self, n_rows: int) -> None:
-        requirement = f"the calibration rows to be at least {self._rows_needed:,} for alpha={self.alpha:g}"
+        needed = self._rows_needed
+        requirement = (
+            f"the calibration rows to be at least {needed:,} for alpha={self.alpha:g}"
+        )
         way_out = f"pass more rows, or alpha={1 / (n_rows + 1):.4g}"
-        check(n_rows >= self._rows_needed, requirement, f"{n_rows:,}", way_out)
+        check(n_rows >= needed, requirement, f"{n_rows:,}", way_out)
 
     def promise(self) -> str:
-        share_of = f"{percent(1 - self.alpha)} of {'the inputs of each class' if self.by_class else 'inputs'}"
-        return (
-            f"gives sets of classes that contain the true class for at least {share_of}"
-        )
+        which = "the inputs of each class" if self.by_class else "inputs"
+        least = percent(1 - self.alpha)
+        return f"gives sets of classes that contain the true class for at least {least} of {which}"
 
     @property
     def _rows_needed(self) -> int:
         return math.ceil(1 / self.alpha - 1 - 1e-9)
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
-        scores = self._scores(probs)[np.arange(len(probs)), labels]
-        groups = (
-            [scores[labels == c] for c in range(probs.shape[1])]
-            if self.by_class
-            else [scores]
+        groups = self._true_scores(probs, labels)
+        found = [self._quantile(group) for group in groups]
+        self.thresholds_ = np.resize(found, probs.shape[1])
+        needed = self._rows_needed
+        rare = np.array([len(group) < needed for group in groups])
+        said = (
+            f"{{}}: fewer rows than the {needed} that alpha={self.alpha:g} needs, so every set "
+            "holds them. Use more calibration rows."
         )
-        self.thresholds_ = np.resize(
-            [self._quantile(group) for group in groups], probs.shape[1]
-        )
-        rare = np.array([len(group) < self._rows_needed for group in groups])
-        few_rows = (
-            f"fewer rows than the {self._rows_needed} that alpha={self.alpha:g} needs"
-        )
-        _warn_of(
-            "class",
-            rare,
-            f"{{}}: {few_rows}, so every set holds them. Use more calibration rows.",
-        )
+        _warn_of("class", rare, said)
 
     def _decide(self, probs: FloatArray) -> NDArray[np.bool_]:
         return self._scores(probs) <= self.thresholds_
@@ -589,7 +530,7 @@ class PredictionSets(Rule):
     def _results(
         self, decided: NDArray[Any], probs: FloatArray, labels: IntArray
     ) -> Results:
-        covered = share(decided[np.arange(len(decided)), labels])
+        covered = share(_of_labels(decided, labels))
         return {"coverage": covered, "size": mean(decided.sum(axis=1))}
 
     def measure_fit(self, probs: ArrayLike, labels: ArrayLike) -> Results:
@@ -599,33 +540,33 @@ class PredictionSets(Rule):
         """
         found = self.measure(probs, labels)
         rows, targets = self._labelled(probs, labels)
-        scores = self._scores(rows)[np.arange(len(rows)), targets]
-        groups = [slice(None)]
-        if self.by_class:
-            groups = [targets == c for c in np.unique(targets)]
-        tail = 0.025 / len(groups)
-        ends = np.zeros(2)
-        for group in groups:
-            own = scores[group]
-            ends += len(own) / len(scores) * self._coverage_of_new(own, tail)
+        groups = self._true_scores(rows, targets)
+        sizes = np.array([len(group) for group in groups])
+        # A class without rows has no interval that could fail.
+        tail = 0.025 / np.count_nonzero(sizes)
+        ends = np.array([self._coverage_of_new(group, tail) for group in groups])
+        low, high = sizes @ ends / len(rows)
         value = found["coverage"].value
-        low = min(float(ends[0]), value)
-        found["coverage"] = Interval(value, low, max(float(ends[1]), value))
+        found["coverage"] = Interval(value, min(low, value), max(high, value))
         return found
 
-    def _coverage_of_new(self, scores: FloatArray, tail: float) -> FloatArray:
-        """The ends (2,) of the coverage of new inputs, given the scores of calibration rows."""
+    def _coverage_of_new(self, scores: FloatArray, tail: float) -> tuple[float, float]:
+        """The ends of the coverage of new inputs, given the scores of calibration rows."""
         n_rows = len(scores)
         rank = self._rank(n_rows)
-        if rank > n_rows:
-            return np.ones(2)
-        low = betaincinv(rank, n_rows + 1 - rank, tail)
+        low = uniform_quantile(rank, n_rows, tail)
         # With ties at the threshold, more rows are covered than the rank says.
         n_covered = int(np.count_nonzero(scores <= self._quantile(scores)))
-        highest = rank if n_covered == rank else n_covered + 1
-        if highest > n_rows:
-            return np.array([low, 1.0])
-        return np.array([low, betaincinv(highest, n_rows + 1 - highest, 1 - tail)])
+        highest = rank
+        if n_covered != rank:
+            highest = n_covered + 1
+        return low, uniform_quantile(highest, n_rows, 1 - tail)
+
+    def _true_scores(self, probs: FloatArray, labels: IntArray) -> list[FloatArray]:
+        """The scores of the true classes: of all rows, or of the rows of each class."""
+        scores = _of_labels(self._scores(probs), labels)
+        groups = _groups(labels, probs.shape[1], self.by_class)
+        return [scores[own] for own in groups]
 
     def _scores(self, probs: FloatArray) -> FloatArray:
         """The scores (N, C) of the classes, at most 1."""
@@ -633,10 +574,10 @@ class PredictionSets(Rule):
             return 1 - probs
         order = np.argsort(-probs, axis=1, kind="stable")
         sums = np.cumsum(np.take_along_axis(probs, order, axis=1), axis=1)
+        # The score of a class is the sum before it; that of the first stays 0.
+        before = np.minimum(sums[:, :-1], _IN_EVERY_SET)
         scores = np.zeros_like(sums)
-        np.put_along_axis(
-            scores, order[:, 1:], np.minimum(sums[:, :-1], _IN_EVERY_SET), axis=1
-        )
+        np.put_along_axis(scores, order[:, 1:], before, axis=1)
         return scores
 
     def _rank(self, n_rows: int) -> int:
@@ -645,11 +586,9 @@ class PredictionSets(Rule):
 
     def _quantile(self, scores: FloatArray) -> float:
         rank = self._rank(len(scores))
-        return (
-            _IN_EVERY_SET
-            if rank > len(scores)
-            else float(np.partition(scores, rank - 1)[rank - 1])
-        )
+        if rank > len(scores):
+            return _IN_EVERY_SET
+        return float(np.partition(scores, rank - 1)[rank - 1])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -657,25 +596,20 @@ class LabelThresholds(Rule):
     r"""Predict each label of a multi-label model if its probability is above its own threshold.
 
     A threshold of 0.5 for all labels is not the best for F1, precision or costs. With $m$ predictions, $t$ of which are
-    true, and $P$ rows that have the label, the threshold is the one that has on the calibration rows
+    true, and $P$ rows that have the label, the threshold has on the calibration rows
 
-    - "f1_macro": the largest F1 of the label, $2 t / (m + P)$;
-    - "f1_micro": together with the others, the largest $2 \sum t / (\sum m + \sum P)$;
-    - "precision": the most predictions with a fraction of correct ones of at least `precision`, which is guaranteed
-      with confidence 1 - delta for all labels together, as in `AbstainRule` for classes;
-    - "cost": the lowest $c_1 (m - t) + c_2 (P - t)$.
+    - the largest F1 of the label, $2 t / (m + P)$, if no argument is given;
+    - with `precision`, the most predictions with a fraction of correct ones of at least `precision`, which is
+      guaranteed with confidence 1 - delta for all labels together, as in `AbstainRule` for classes;
+    - with `costs`, the lowest $c_1 (m - t) + c_2 (P - t)$.
 
     Args:
-        criterion: one of these names.
-        precision, delta: in (0, 1), for "precision" only.
-        costs: (c_1, c_2), the costs of a false positive and of a false negative, each above 0; for "cost" only.
-        min_positives: a label with fewer rows gets the best threshold of all labels together, with a warning; its
-            precision is not guaranteed.
+        precision, delta: in (0, 1), the guaranteed precision and the chance that it fails.
+        costs: (c_1, c_2), the costs of a false positive and of a false negative, each above 0.
 
     Attributes:
         thresholds_: (C,) a label is predicted if its probability is above the threshold, the midpoint of the two
-            probabilities that it separates, or for "precision" the lower one. A probability of 0 never is.
-        pooled_: (C,) bool, True for labels with the common threshold.
+            probabilities that it separates, or with `precision` the lower one. A probability of 0 never is.
 
     References:
         Lipton, Elkan and Naryanaswamy 2014, "Optimal thresholding of classifiers to maximize F1 measure".
@@ -686,73 +620,56 @@ class LabelThresholds(Rule):
     (array([0.375, 0.25 ]), array([[ True, False]]))
     """
 
-    kind: ClassVar[str] = "labels"
-    fitted: ClassVar[tuple[str, ...]] = ("thresholds_", "pooled_")
-    independent: ClassVar[bool] = True
+    kind = "labels"
+    independent = True
 
-    criterion: Criterion = "f1_macro"
     precision: float | None = None
     delta: float = 0.05
     costs: tuple[float, float] | None = None
-    min_positives: int = 10
 
     def __post_init__(self) -> None:
-        checks.check_choice("criterion", self.criterion, get_args(Criterion))
-        for argument, criterion in (("precision", "precision"), ("costs", "cost")):
-            given, is_needed = getattr(self, argument), self.criterion == criterion
-            requirement = (
-                f"{argument} to be given for criterion={criterion!r}, and for no other"
-            )
-            got = f"{argument}={given} with criterion={self.criterion!r}"
-            check(
-                (given is not None) == is_needed, requirement, got, "pass both or none"
-            )
+        checks.check_share("delta", self.delta, "0.05 is the default")
         if self.precision is not None:
-            promises.check_promise("precision", self.precision, self.delta)
+            check_promise("precision", self.precision, self.delta)
         if self.costs is not None:
             costs = checks.as_floats("costs", self.costs)
-            is_pair = costs.shape == (2,) and bool(
-                ((costs > 0) & np.isfinite(costs)).all()
-            )
+            # Comparisons with NaN are False.
+            is_pair = costs.shape == (2,) and 0 < costs.min() <= costs.max() < math.inf
             way_out = "pass (cost of a false positive, cost of a false negative)"
             check(is_pair, "costs to be two numbers above 0", self.costs, way_out)
-        checks.check_share("delta", self.delta, "0.05 is the default")
-        way_out = "a label without positives has no threshold of its own"
-        checks.check_integer("min_positives", self.min_positives, 1, way_out)
+        is_one = self.precision is None or self.costs is None
+        requirement = "precision or costs to be given, not both"
+        got = f"precision={self.precision} with costs={self.costs}"
+        check(is_one, requirement, got, "leave one out")
 
     def promise(self) -> str:
         if self.precision is not None:
-            least, confidence = percent(self.precision), percent(1 - self.delta)
-            right = f"at least {least} of the predictions of each label are correct"
-            return f"predicts labels so that {right}, with {confidence} confidence"
-        aim = {
-            "f1_macro": "a large macro F1",
-            "f1_micro": "a large micro F1",
-            "cost": "a small cost",
-        }
-        return f"predicts a label above its own threshold, chosen for {aim[self.criterion]}"
+            which = "the predictions of each label"
+            right = _in_words(self.precision, self.delta, which)
+            return f"predicts labels so that {right}"
+        aim = "a large macro F1" if self.costs is None else "a small cost"
+        return f"predicts a label above its own threshold, chosen for {aim}"
 
     def _fit(self, probs: FloatArray, labels: NDArray[np.bool_]) -> None:
-        positives = labels.sum(axis=0)
-        pooled = positives < self.min_positives
-        enough = not pooled.all() or positives.sum() >= self.min_positives
-        requirement = f"labels to have at least min_positives={self.min_positives} positives in total"
-        check(enough, requirement, positives.sum(), "pass more rows")
-        found = np.full(len(pooled), NEVER)
-        found[~pooled] = self._best(
-            [(probs[:, c], labels[:, c]) for c in np.flatnonzero(~pooled)]
-        )
-        never = "The rule never predicts {}: no threshold meets the criterion. Add rows, or require less."
-        _warn_of("label", ~pooled & (found == NEVER), never)
-        if pooled.any():
-            (found[pooled],) = self._best([(probs.ravel(), labels.ravel())])
-            together = (
-                f"The threshold is that of all labels together, {found[pooled][0]:.3g}."
+        way_out = "pass rows that have labels"
+        check(bool(labels.any()), "labels to hold a positive", "none", way_out)
+        n_rows, n_labels = probs.shape
+        columns = list(zip(probs.T, labels.T, strict=True))
+        if self.precision is not None:
+            # All labels share delta at first, and have the same number of rows.
+            own_delta = self.delta / n_labels
+            check_rows_for(self.precision, own_delta, n_rows, "precision")
+            self.thresholds_ = certified_thresholds(columns, self.precision, self.delta)
+        else:
+            self.thresholds_ = np.array([self._best(*column) for column in columns])
+            rare = labels.sum(axis=0) < _FEW_POSITIVES
+            said = (
+                f"{{}}: fewer than {_FEW_POSITIVES} positives, which determine no threshold well. "
+                "Use more calibration rows, or a threshold that several labels share."
             )
-            together += " It guarantees no precision." * (self.precision is not None)
-            said = f"{{}}: fewer than {self.min_positives} positives. {together} Use more calibration rows."
-            _warn_of("label", pooled, said)
-        self.thresholds_, self.pooled_ = found, pooled
+            _warn_of("label", rare, said)
+        never = "The rule never predicts {}: no threshold meets the criterion. Add rows, or require less."
+        _warn_of("label", self.thresholds_ == NEVER, never)
 
     def _decide(self, probs: FloatArray) -> NDArray[np.bool_]:
         return probs > self.thresholds_
@@ -760,60 +677,27 @@ class LabelThresholds(Rule):
     def _results(
         self, decided: NDArray[Any], probs: FloatArray, labels: IntArray
     ) -> Results:
-        requirement = "measure to be called on a rule with one class per row"
+        requirement = "be called on a rule with one class per row"
         way_out = "pass labels and predict(probs) to a metric, such as sklearn.metrics.f1_score"
         raise InputTypeError(
-            f"expected {requirement}, got {type(self).__name__}; {way_out}"
+            expected("measure", requirement, type(self).__name__, way_out)
         )
 
-    def _best(self, columns: list[tuple[FloatArray, NDArray[np.bool_]]]) -> list[float]:
-        """The best threshold for each pair (probs, labels)."""
-        if self.precision is not None:
-            delta = self.delta / max(len(columns), 1)
-            for probs, _ in columns:
-                promises.check_rows_for(
-                    self.precision, delta, len(probs), argument="precision"
-                )
-            return [
-                certified_threshold(*column, self.precision, delta)
-                for column in columns
-            ]
-        cuts = [_cuts(probs, labels) for probs, labels in columns]
-        if self.costs is not None:
-            false_positive, false_negative = self.costs
-            gains = [
-                (false_positive + false_negative) * hits - false_positive * m
-                for _, m, hits in cuts
-            ]
-        elif self.criterion == "f1_micro":
-            f1 = _largest_micro_f1(cuts)
-            gains = [2 * hits - f1 * m for _, m, hits in cuts]
+    def _best(self, probs: FloatArray, labels: NDArray[np.bool_]) -> float:
+        """The threshold of a label with the largest F1 or the lowest cost; the highest of several."""
+        # Rows with equal probabilities are predicted together, the most probable first.
+        negative, places = np.unique(-probs, return_inverse=True)
+        ordered = -negative
+        midway = (ordered + np.append(ordered[1:], 0.0)) / 2
+        # The first threshold predicts nothing, the last one all rows.
+        thresholds = np.append(NEVER, midway)
+        n_predicted = np.append(0, np.bincount(places).cumsum())
+        n_right = np.append(0, np.bincount(places, weights=labels).cumsum())
+        if self.costs is None:
+            # A label without positives has an F1 of 0 at every threshold.
+            gains = 2 * n_right / np.maximum(n_predicted + n_right[-1], 1)
         else:
-            gains = [2 * hits / (m + hits[-1]) for _, m, hits in cuts]
-        return [
-            float(thresholds[gain.argmax()])
-            for (thresholds, *_), gain in zip(cuts, gains, strict=True)
-        ]
-
-
-def _cuts(probs: FloatArray, labels: NDArray[np.bool_]) -> Cuts:
-    """All thresholds with different predictions, from the highest, which predicts nothing."""
-    order = np.argsort(-probs, kind="stable")
-    ordered = probs[order]
-    ends = np.append(
-        np.flatnonzero(ordered[1:] < ordered[:-1]), len(ordered) - 1
-    )  # of runs of ties
-    midway = (ordered[ends] + np.append(ordered[ends[:-1] + 1], 0.0)) / 2
-    hits = np.cumsum(labels[order])
-    return np.append(NEVER, midway), np.append(0, ends + 1), np.append(0, hits[ends])
-
-
-def _largest_micro_f1(cuts: list[Cuts]) -> float:
-    """The thresholds of the largest micro F1, a ratio of sums, by Dinkelbach's method."""
-    before, f1 = -1.0, 0.0
-    while f1 > before:  # This needs fewer than ten steps.
-        best = [(m, hits, (2 * hits - f1 * m).argmax()) for _, m, hits in cuts]
-        right = sum(int(hits[i]) for _, hits, i in best)
-        size = sum(int(m[i] + hits[-1]) for m, hits, i in best)
-        before, f1 = f1, 2 * right / max(size, 1)
-    return before
+            false_positive, false_negative = self.costs
+            saved = (false_positive + false_negative) * n_right
+            gains = saved - false_positive * n_predicted
+        return float(thresholds[gains.argmax()])

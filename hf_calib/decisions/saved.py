@@ -6,9 +6,8 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import sha256
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from hf_calib._records import (
     digest,
     fits,
     number,
+    or_none,
     read_json,
     share,
 )
@@ -38,51 +38,61 @@ from hf_calib.decisions.rules import (
     Rule,
     TopLabelRule,
 )
-from hf_calib.metrics.checks import check_type
+from hf_calib.metrics.checks import check_names, check_real, check_type
 from hf_calib.metrics.sums import Interval
 
 DECISIONS = "decisions.json"
+# The folder of a report on the rule.
+RULE_REPORT = "decisions"
 VERSION = 1
 #: A note for a model with a rule, whose calibrator has just been folded in.
 OUTDATED = f"{DECISIONS} is left out: its rule is for uncalibrated probabilities. Run hf-calib decide again."
 RULES: dict[str, type[Rule]] = {
-    r.kind: r
-    for r in (AbstainRule, TopLabelRule, CostRule, LabelThresholds, PredictionSets)
+    rule.kind: rule
+    for rule in (AbstainRule, TopLabelRule, CostRule, LabelThresholds, PredictionSets)
 }
 CONFIG = "config.json"
 CALIBRATION = "calibration.json"
-_MOST_BYTES = 2**22  # A file of this size is read in less than 100 MB of memory.
-_WAY_OUT = f"save them with Decisions.save, or hf-calib decide --output; this version reads version {VERSION}"
+# A file of this size is read in less than 100 MB of memory.
+_MOST_BYTES = 2**22
+# What a damaged file may raise, where a value is read or a rule is made from it.
+_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+_WAY_OUT = (
+    "save them with Decisions.save, or hf-calib decide --output; "
+    f"this version reads version {VERSION}"
+)
 
 
-def _is_interval(value: Any, kind: Callable[[Any], bool]) -> bool:
-    return fits(value, [kind]) and len(value) == 3 and value[1] <= value[2]
-
-
-def _is_of_shares(value: Any) -> bool:
-    return _is_interval(value, share)
-
-
-def _is_of_numbers(value: Any) -> bool:
-    return _is_interval(value, number)
+def _interval_of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """The kind of a value and the ends of its interval, each of this kind."""
+    return lambda ends: fits(ends, [kind]) and len(ends) == 3 and ends[1] <= ends[2]
 
 
 _SHARES = ("answered", "accuracy", "coverage")
 _RESULTS = {
-    f"{name}?": _is_of_shares if name in _SHARES else _is_of_numbers for name in TITLES
+    f"{name}?": _interval_of(share if name in _SHARES else number) for name in TITLES
 }
+# Other versions may have other fields than these two.
 _VERSION_FIELDS = {"version": int, "rule": str}
-# The other fields of decisions.json; earlier files do not have the last three.
-_FIELDS = {
-    "options": dict,
-    "fitted": {"thresholds_?": [share], "pooled_?": [bool]},
+# The fields that are those of `Decisions`.
+_ABOUT = {
     "class_names": [str],
-    "measured": _RESULTS,
     "n_measured": count,
-    "of_fit?": bool,
-    "fingerprint?": digest,
-    "calibrator?": digest,
+    "of_fit": bool,
+    "fingerprint": or_none(digest),
+    "calibrator": or_none(digest),
 }
+# What an option may be is known to its rule.
+_OF_RULE = {"options": dict, "fitted": {"thresholds_?": [share]}}
+_FIELDS = {**_VERSION_FIELDS, **_OF_RULE, **_ABOUT, "measured": _RESULTS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,22 +126,23 @@ class Decisions:
     calibrator: str | None = None
 
     def __post_init__(self) -> None:
+        is_rule = isinstance(self.rule, Rule)
         got = type(self.rule).__name__
         way_out = "pass a rule of hf_calib.decisions"
-        check_type(isinstance(self.rule, Rule), "rule to be fitted", got, way_out)
-        is_list = not isinstance(self.class_names, str)
-        way_out = "write a tuple of names"
-        check_type(is_list, "class_names to be several", self.class_names, way_out)
-        names = tuple(map(str, self.class_names))
+        check_type(is_rule, "rule to be fitted", got, way_out)
         n_classes = self.rule.n_classes
-        object.__setattr__(self, "class_names", names)
-        way_out = "name each of the model's classes once, in its order"
-        named = len(names) == len(set(names)) == n_classes
-        requirement = f"class_names to be {n_classes} different names"
-        check(named, requirement, few(names) or "none", way_out)
+        # A file may hold fewer thresholds than `fit` makes.
         least = 1 if self.rule.independent else 2
         requirement = f"rule to be fitted to at least {least} classes"
         check(n_classes >= least, requirement, n_classes, "fit it again")
+        check_names("class_names", self.class_names)
+        names = tuple(map(str, self.class_names))
+        # The instance is frozen.
+        object.__setattr__(self, "class_names", names)
+        requirement = f"class_names to be {n_classes} different names"
+        way_out = "name each of the model's classes once, in its order"
+        are_named = len(names) == len(set(names)) == n_classes
+        check(are_named, requirement, few(names) or "none", way_out)
 
     def __call__(self, outputs: Any) -> list[Any]:
         """Return for each text a class name, or None to abstain; for labels and sets, a list of names.
@@ -139,70 +150,68 @@ class Decisions:
         Outputs are the result of `pipe(texts, top_k=None)` for one text, a list of texts or a dataset (one by one), or
         probs (N, C) in the model's order.
         """
+        # A pipeline that is called on a dataset gives its results one by one.
         if isinstance(outputs, Iterator):
             outputs = list(outputs)
         if isinstance(outputs, list):
-            if not outputs:  # There are no texts.
+            # There are no texts.
+            if not outputs:
                 return []
-            texts = [outputs] if isinstance(outputs[0], Mapping) else outputs
-            outputs = [self._scores(row, i) for i, row in enumerate(texts)]
+            is_one_text = isinstance(outputs[0], Mapping)
+            texts = [outputs] if is_one_text else outputs
+            outputs = [self._scores(row, text) for text, row in enumerate(texts)]
         decided = self.rule.predict(outputs)
+        names = self.class_names
         if decided.ndim == 2:
-            return [
-                [self.class_names[c] for c in np.flatnonzero(row)] for row in decided
-            ]
-        return [self.class_names[c] if c >= 0 else None for c in decided]
+            return [[names[c] for c in np.flatnonzero(row)] for row in decided]
+        return [names[c] if c >= 0 else None for c in decided]
 
     def _scores(self, row: Any, text: int) -> ArrayLike:
         """The scores of a text from a pipeline in the model's order; probabilities are unchanged."""
-        if not (
-            isinstance(row, list) and all(isinstance(entry, Mapping) for entry in row)
-        ):
+        is_list = isinstance(row, list)
+        if not is_list or not all(isinstance(entry, Mapping) for entry in row):
             return row
-        found = {str(entry.get("label")): entry.get("score") for entry in row}
-        got = few([f"{label}: {score}" for label, score in found.items()])
-        are_numbers = all(
-            isinstance(score, Real) and not isinstance(score, bool)
-            for score in found.values()
-        )
+        scores = {str(entry.get("label")): entry.get("score") for entry in row}
         way_out = "pass the output of the pipeline unchanged"
-        requirement = "the scores of the outputs to be numbers"
-        check_type(are_numbers, requirement, f"{got} for text {text}", way_out)
+        for name, score in scores.items():
+            check_real(f"the score of {name} for text {text}", score, way_out)
         names = self.class_names
-        requirement = f"the outputs to score each of the model's {len(names)} classes ({few(names)})"
+        # Of a label that is there twice, one score would be lost.
+        is_whole = len(row) == len(scores) and scores.keys() == set(names)
+        classes = f"the model's {len(names)} classes ({few(names)})"
+        requirement = f"the outputs to score each of {classes}"
+        got = f"{len(row)} ({few(list(scores))}) for text {text}"
         way_out = "call the pipeline with top_k=None; check that the decisions are this model's"
-        holds = len(row) == len(found) and found.keys() == set(names)
-        check(holds, requirement, f"{len(row)} ({got}) for text {text}", way_out)
-        return np.array([found[name] for name in names], float)
+        check(is_whole, requirement, got, way_out)
+        return np.array([scores[name] for name in names], float)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write decisions.json to the folder of the model, completely or not at all."""
-        text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+        record = self.to_dict()
+        text = json.dumps(record, indent=2, allow_nan=False)
+        # A line for each number makes large costs several times larger.
         if len(text) > _MOST_BYTES:
-            text = json.dumps(self.to_dict(), allow_nan=False)
-        way_out = "round the costs, or make a rule for fewer classes"
+            text = json.dumps(record, allow_nan=False)
         requirement = f"{DECISIONS} to have at most {_MOST_BYTES:,} bytes"
+        way_out = "round the costs, or make a rule for fewer classes"
         check(len(text) <= _MOST_BYTES, requirement, f"{len(text):,}", way_out)
         with whole_file(Path(folder) / DECISIONS) as unfinished:
-            unfinished.write_text(text, encoding="utf-8")
+            unfinished.write_text(text + "\n", encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of decisions.json in JSON types."""
+        rule = self.rule
+        fitted = {name: getattr(rule, name).tolist() for name in rule.fitted}
+        measured = {name: list(ends) for name, ends in self.measured.items()}
+        about = {name: getattr(self, name) for name in _ABOUT}
+        about["class_names"] = list(self.class_names)
         return {
             "version": VERSION,
-            "rule": self.rule.kind,
-            "options": self.rule.options(),
-            "fitted": {
-                name: getattr(self.rule, name).tolist() for name in self.rule.fitted
-            },
-            "class_names": list(self.class_names),
-            "measured": {
-                name: list(interval) for name, interval in self.measured.items()
-            },
-            "n_measured": self.n_measured,
-            "of_fit": self.of_fit,
-            "fingerprint": self.fingerprint,
-            "calibrator": self.calibrator,
+            "rule": rule.kind,
+            "options": rule.options(),
+            "fitted": fitted,
+            "measured": measured,
+            **about,
         }
 
     @classmethod
@@ -219,92 +228,59 @@ class Decisions:
         `revision` is a branch, tag or commit; `token` is None for the stored token. Weights are
         compared by the fingerprint in calibration.json.
         """
-        with _loadable(name):
+        with _in_one_line("the decisions", "be loadable", name):
             folder = _folder_of(name, revision=revision, token=token)
-            if not (folder / DECISIONS).is_file():
+            source = folder / DECISIONS
+            if not source.is_file():
                 raise FileNotFoundError(f"no {DECISIONS} in it")
-            record = read_json(folder / DECISIONS, {}, _MOST_BYTES)
+            record = read_json(source, {}, _MOST_BYTES)
             settings = _object_in(folder / CONFIG)
             calibration = _object_in(folder / CALIBRATION)
             names = _names_in(settings)
-        decisions = cls.from_dict(record, str(folder / DECISIONS))
+        decisions = cls.from_dict(record, str(source))
         requirement = (
             f"the classes of the decisions to be those of config.json ({few(names)})"
         )
-        got = f"{few(decisions.class_names)} in {folder / DECISIONS}"
+        are_same = not names or names == decisions.class_names
+        got = f"{few(decisions.class_names)} in {source}"
         way_out = "fit the rule again on probabilities of this model"
-        check(not names or names == decisions.class_names, requirement, got, way_out)
+        check(are_same, requirement, got, way_out)
         decisions.check_weights(calibration.get("fingerprint"))
-        if decisions.fingerprint is not None and (settings or calibration):
-            here = _hash_in(calibration, settings)
-            requirement = f"{DECISIONS} to be for the calibrator next to the model"
-            got = f"a rule for {'no' if decisions.calibrator is None else 'another'} calibrator"
-            way_out = "fit it again"
-            check(decisions.calibrator == here, requirement, got, way_out)
+        # A rule for predictions, or one alone in a folder, is for no known model.
+        is_of_model = decisions.fingerprint is not None and (settings or calibration)
+        is_same = decisions.calibrator == _hash_in(calibration, settings)
+        which = "no" if decisions.calibrator is None else "another"
+        requirement = f"{DECISIONS} to be for the calibrator next to the model"
+        got = f"a rule for {which} calibrator"
+        check(is_same or not is_of_model, requirement, got, "fit it again")
         return decisions
 
     @classmethod
     def from_dict(cls, record: Any, source: str = DECISIONS) -> Decisions:
         """Return decisions from the result of `to_dict`; every field is checked."""
-        try:
-            check_record(DECISIONS, record, _VERSION_FIELDS)
-            kind = record["rule"]
-            if kind not in RULES or record["version"] != VERSION:
-                version = repr(record["version"])[:40]
-                raise ValueError(f"the rule {repr(kind)[:40]} of version {version}")
-            check_record(DECISIONS, record, _FIELDS)
-            names = {key.removesuffix("?") for key in _VERSION_FIELDS | _FIELDS}
-            _check_fields("fields", record.keys() - names)
-            options = record["options"]
-            names = {each.name for each in fields(RULES[kind])}  # type: ignore[arg-type]
-            _check_fields("options", options.keys() ^ names)
-            rule = RULES[kind](**options)
-            _check_fields("fitted", record["fitted"].keys() ^ set(rule.fitted))
-            for name in rule.fitted:
-                setattr(rule, name, np.array(record["fitted"][name]))
+        with _in_one_line(source, "hold decisions"):
+            rule = _rule_in(record)
+            results = record["measured"]
             measured = {
-                name: Interval(*ends)
-                for name, ends in record["measured"].items()
-                if name in TITLES
+                name: Interval(*results[name]) for name in TITLES if name in results
             }
-            decisions = cls(
-                rule,
-                record["class_names"],
-                measured,
-                record["n_measured"],
-                record.get("fingerprint"),
-                record.get("of_fit") or False,
-                record.get("calibrator"),
-            )
-            decisions.sentence()  # It raises if a result is missing.
-            return decisions
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ) as error:
-            # Most of a long text would be cut off again.
-            reason = printable(str(error)[:1000])[:300]
-            raise InputValueError(
-                expected(source, "hold decisions", reason, _WAY_OUT)
-            ) from error
+            about = {name: record[name] for name in _ABOUT}
+            decisions = cls(rule=rule, measured=measured, **about)
+            # It raises if a result is missing.
+            decisions.sentence()
+        return decisions
 
     def check_weights(self, weights: str | None) -> None:
         """Raise if the rule was fitted for other weights than those of this fingerprint; None is unknown."""
         got = "a rule that was fitted on probabilities of other weights, "
         got += "whose promise may not hold for these"
-        named = self.fingerprint
-        check_same_weights(DECISIONS, named, weights, got, "fit it again")
+        check_same_weights(DECISIONS, self.fingerprint, weights, got, "fit it again")
 
     def sentence(self) -> str:
         """Return the decisions in one sentence, with their measured results if there are any."""
         which = "of the fit" if self.of_fit else "not used for the fit"
-        return self.rule.sentence(
-            self.measured, f"on {counted(self.n_measured, 'row')} {which}"
-        )
+        rows = f"on {counted(self.n_measured, 'row')} {which}"
+        return self.rule.sentence(self.measured, rows)
 
 
 # ---- Files ----
@@ -312,21 +288,21 @@ class Decisions:
 
 def calibrator_of(name: str | os.PathLike[str]) -> str | None:
     """Return a hash of the calibrator next to a model and not in its weights; None without one."""
-    with _loadable(name):
+    with _in_one_line("the decisions", "be loadable", name):
         folder = _folder_of(name)
         return _hash_in(_object_in(folder / CALIBRATION), _object_in(folder / CONFIG))
 
 
 @contextmanager
-def _loadable(name: object) -> Iterator[None]:
-    """A context that converts the errors of files and of the Hub into one line."""
+def _in_one_line(what: str, requirement: str, name: object = "") -> Iterator[None]:
+    """A context that converts the errors of files, of their values and of the Hub into one line."""
     try:
         yield
-    except (OSError, ValueError, RecursionError) as error:
-        got = f"{name} ({printable(str(error)[:1000])[:300]})"
-        raise InputValueError(
-            expected("the decisions", "be loadable", got, _WAY_OUT)
-        ) from error
+    except _ERRORS as error:
+        # Most of a long text would be cut off again.
+        reason = printable(str(error)[:1000])[:300]
+        got = f"{name} ({reason})" if name else reason
+        raise InputValueError(expected(what, requirement, got, _WAY_OUT)) from error
 
 
 def _folder_of(name: str | os.PathLike[str], **where: Any) -> Path:
@@ -349,9 +325,8 @@ def _names_in(settings: Mapping[str, Any]) -> tuple[str, ...]:
     by_id = settings.get("id2label") or {}
     if not isinstance(by_id, dict) or not all(each.isdecimal() for each in by_id):
         raise ValueError(f"{CONFIG} with an id2label that does not name the classes")
-    return tuple(
-        str(by_id[c]) for c in sorted(by_id, key=int)
-    )  # "10" may be before "2".
+    # In the file "10" may be before "2".
+    return tuple(str(by_id[c]) for c in sorted(by_id, key=int))
 
 
 def _hash_in(calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
@@ -364,6 +339,26 @@ def _hash_in(calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> str
     parts = ("method", "settings", "parameters", "weight", "bias")
     own = {name: calibration.get(name) for name in parts}
     return sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+
+
+def _rule_in(record: Any) -> Rule:
+    """The fitted rule of a decisions.json, whose fields are checked."""
+    check_record(DECISIONS, record, _VERSION_FIELDS)
+    kind = record["rule"]
+    version = record["version"]
+    if kind not in RULES or version != VERSION:
+        raise ValueError(f"the rule {kind!r:.40} of version {version!r:.40}")
+    _check_fields("fields", record.keys() ^ _FIELDS.keys())
+    check_record(DECISIONS, record, _FIELDS)
+    options = record["options"]
+    rule = RULES[kind](**options)
+    # A missing option would have a default, which may not be the one of the fit.
+    _check_fields("options", options.keys() ^ rule.options().keys())
+    fitted = record["fitted"]
+    _check_fields("fitted", fitted.keys() ^ set(rule.fitted))
+    for name, values in fitted.items():
+        setattr(rule, name, np.array(values))
+    return rule
 
 
 def _check_fields(what: str, differing: Collection[str]) -> None:

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from hf_calib._errors import InputError, check
 from hf_calib._files import move_files, remove_files, report_files, whole_folder
-from hf_calib.decisions.saved import DECISIONS, Decisions
+from hf_calib.decisions.saved import DECISIONS, RULE_REPORT, Decisions
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics.checks import check_type
 from hf_calib.models.weights import fingerprint, hash_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 CONFIG = "config.json"
-RULE_REPORT = "decisions"  # The folder of a report on a rule, next to a model.
 TRAINER_STATE = "trainer_state.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -104,7 +104,8 @@ def bootstrap_interval(
             `kde_calibration_error` is not supported, because copies of an example would count as neighbours.
 
     Returns:
-        ``Interval(value, low, high)``; the ends are quantiles of the resamples (Efron and Tibshirani 1993, 13.3).
+        ``Interval(value, low, high)``; the ends are quantiles of the resamples (Efron and Tibshirani 1993, 13.3), and
+        None for one example.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
     >>> bootstrap_interval("accuracy", probs, [0, 1, 1, 0])
@@ -123,7 +124,8 @@ def bootstrap_interval(
     }
     (interval,) = percentile_intervals([(metric, options)], rows, targets, **drawing)
     value, low, high = interval
-    if function is scores.expected_calibration_error and not low <= value <= high:
+    is_ece = function is scores.expected_calibration_error
+    if is_ece and low is not None and not low <= value <= high:
         warnings.warn(
             f"The interval {low:.4g} to {high:.4g} excludes the value, {value:.4g}. Noise makes the ECE larger, and "
             "each resample adds noise again. Use calibration_error_interval.",
@@ -146,6 +148,9 @@ def percentile_intervals(
         _finite_value(find_metric(name), probs, labels, options)
         for name, options in asked
     ]
+    # Resamples of one row have no spread, which says nothing about other rows.
+    if len(probs) == 1:
+        return [Interval(value) for value in values]
     draws = resampled_metrics(asked, probs, labels, **drawing)
     return [
         sums.interval_of(value, drawn, confidence_level)

@@ -15,7 +15,7 @@ from scipy.special import entr, ndtr
 
 from hf_calib import plots
 from hf_calib._text import counted
-from hf_calib.decisions.promise import TITLES, PromiseCurve
+from hf_calib.decisions.promise import TITLES
 from hf_calib.metrics import classwise_calibration_error
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities
@@ -95,9 +95,6 @@ class DecisionSection(ReportSection):
     promise: str  # the rule in words that follow "The rule"; see the rules' `promise`
     n_fitted: int  # the number of calibration rows
     before: Scores  # the results of the rule's `measure`
-    curves: Mapping[str, PromiseCurve] = field(
-        default_factory=dict
-    )  # of an `AbstainRule`
     of_fit: bool = False  # whether the results are from the rows of the fit
     n_shared: int = 0  # of other rows, the number that are among those of the fit
 

@@ -30,13 +30,12 @@ from hf_calib._records import (
     wrong_entry,
 )
 from hf_calib.cards.facts import REPORT_FOLDER
-from hf_calib.decisions.saved import DECISIONS
+from hf_calib.decisions.saved import DECISIONS, RULE_REPORT
 from hf_calib.export.folder import (
     CONFIG,
     KEPT_HEAD,
     LOSS_STATE_NAME,
     PUSHED_LOSS_STATE,
-    RULE_REPORT,
     has_rule_of,
 )
 from hf_calib.losses import LOSSES, AdaptiveLoss, CalibrationLoss

@@ -105,7 +105,7 @@ class TestCalibratePredictions:
 class TestInSample:
     """Rows that the scaler was fitted on are no test data, and everything that shows the table says so."""
 
-    ALL = "The calibrator was fitted on all {} rows of this report. The errors after calibration are"
+    SAID = "The calibrator was fitted on {} of the {} rows of this report. For these, the errors after"
 
     def assert_said(self, result: Any, folder: Path, note: str) -> None:
         assert result.exit_code == 0, result.output
@@ -135,7 +135,7 @@ class TestInSample:
                 test,
             )
             result = call(*words, "--output", tmp_path / "out")
-            self.assert_said(result, tmp_path / "out", self.ALL.format(80))
+            self.assert_said(result, tmp_path / "out", self.SAID.format(80, 80))
 
     def test_texts_in_two_roles(self, workplace: Path, tmp_path: Path) -> None:
         data = ("--data", workplace / "test.csv")
@@ -154,7 +154,7 @@ class TestInSample:
             tmp_path / "mixed.csv",
         )
         result = call(*words, "--output", tmp_path / "mixed")
-        note = "The calibrator was fitted on 3 of the 23 rows of this report."
+        note = self.SAID.format(3, 23)
         self.assert_said(result, tmp_path / "mixed" / "calibration", note)
 
 
@@ -170,6 +170,61 @@ def test_the_seed_draws_the_half(workplace: Path, tmp_path: Path) -> None:
     temperatures = [each["numbers"]["temperature"] for each in found]
     assert temperatures[0] == temperatures[2] != temperatures[1]
     assert "drawn with seed 2" in found[1]["held_out"]
+
+
+def test_a_seed_that_draws_nothing_is_refused(workplace: Path, tmp_path: Path) -> None:
+    test = ("--test-data", workplace / "test.npz", "--output", tmp_path / "out")
+    words = ("calibrate", workplace / "data.npz", *TEMPERATURE, *test, "--seed", 1)
+    message = "expected --seed to be given with rows that are drawn only, got 1; leave"
+    assert_refused(call(*words), message)
+    model = ("--data", workplace / "data.csv", *TEMPERATURE, "--seed", 1)
+    other = ("--test-data", workplace / "test.csv", "--output", tmp_path / "out")
+    assert_refused(call("calibrate", workplace / "model", *model, *other), message)
+    found = called_for_json(*words, "--fit-on", 100)
+    assert "100 of 240 rows, drawn with seed 1" in " ".join(found["notes"])
+
+
+def test_several_files_are_one_set_of_rows(workplace: Path, tmp_path: Path) -> None:
+    files = [workplace / "data.npz", workplace / "test.npz"]
+    both = tmp_path / "both"
+    both.mkdir()
+    for file in files:
+        shutil.copy(file, both)
+    words = (*TEMPERATURE, "--output")
+    found = called_for_json("calibrate", *files, *words, tmp_path / "a")
+    wanted = called_for_json("calibrate", both, *words, tmp_path / "b")
+    assert (found["n_fitted"], found["numbers"]) == (160, wanted["numbers"])
+    assert len(load_predictions(tmp_path / "a" / "predictions.npz")) == 160
+    rule = ("--accuracy", 0.2)
+    assert called_for_json("decide", *files, *rule)["n_fitted"] == 320
+
+
+@pytest.mark.parametrize("command", ["calibrate", "decide"])
+def test_no_report_on_other_rows_next_to_a_calibrator_or_a_rule(
+    command: str, workplace: Path, tmp_path: Path
+) -> None:
+    words = {"calibrate": TEMPERATURE, "decide": ("--accuracy", 0.2)}[command]
+    done = call(command, workplace / "data.npz", *words, "--output", tmp_path)
+    assert done.exit_code == 0, done.output
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    report = ("evaluate", workplace / "test.npz", "--output", tmp_path)
+    name = {"calibrate": "calibration.json", "decide": "decisions.json"}[command]
+    message = f"output to hold no results of calibrate or decide, got .* with {name}, "
+    assert_refused(call(*report), f"{message}.*; name another folder")
+    assert before == {
+        path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    }
+
+
+def test_a_report_next_to_a_model_with_a_rule(workplace: Path, tmp_path: Path) -> None:
+    """The rule is for the weights, on whatever rows these are measured."""
+    folder = tmp_path / "model"
+    shutil.copytree(workplace / "model", folder)
+    data = ("--data", workplace / "data.csv", "--output", folder)
+    for words in (("decide", "--accuracy", 0.3), ("evaluate",)):
+        done = call(words[0], folder, *data, *words[1:])
+        assert done.exit_code == 0, done.output
+    assert {"decisions.json", "decisions", *REPORT} <= names_in(folder)
 
 
 @pytest.mark.parametrize("accuracy", [0.2, 0.98])

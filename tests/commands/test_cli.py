@@ -35,7 +35,7 @@ class TestRefusals:
             ),
             (
                 "evaluate model --data nothing.csv",
-                "expected data to name an existing file",
+                "expected --data to name an existing file",
             ),
             (
                 "evaluate nobody/none --data data.csv",
@@ -67,7 +67,7 @@ class TestRefusals:
             ),
             (
                 "calibrate data.npz --output new --method vector --criterion ece",
-                "for a temperature only",
+                "expected --criterion to be given with a temperature only, got 'ece'",
             ),
         ],
     )
@@ -134,7 +134,7 @@ def test_help_has_an_example_and_fits_a_screen(command: str) -> None:
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 80
     assert f"Example: hf-calib {command} " in page or not command
-    assert not re.search(r"<|\d{6}", page)
+    assert not re.search(r"<\w+ |\d{6}", page)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "calibrate", "decide"])

@@ -107,7 +107,7 @@ class TestEvaluate:
         refused = call(*words, tmp_path / "three.npz")
         assert_refused(
             refused,
-            "the data from elsewhere to have the same classes, got 3 .0, 1, 2. for 4",
+            "--ood-data to have the same classes, got 3 .0, 1, 2. for 4",
         )
 
 
@@ -217,3 +217,16 @@ class TestRowsOfAModel:
 def test_a_folder_with_neither_predictions_nor_a_model(tmp_path: Path) -> None:
     message = f"expected {tmp_path} to hold predictions or a model, got neither; name"
     assert_refused(call("evaluate", tmp_path), message)
+
+
+def test_one_row_has_no_interval_of_its_means(workplace: Path, tmp_path: Path) -> None:
+    found = load_predictions(workplace / "data.npz")
+    path = tmp_path / "one.npz"
+    np.savez(path, logits=found.as_logits()[:1], labels=found.labels[:1])
+    metrics = called_for_json("evaluate", path)["before"]["metrics"]
+    for name in ("nll", "brier", "root_brier", "area_under_risk_coverage"):
+        assert (metrics[name]["low"], metrics[name]["high"]) == (None, None)
+    assert metrics["accuracy"]["low"] < metrics["accuracy"]["high"]
+    assert re.search(
+        r"log-likelihood \(nats\) +\d\.\d+ *\n", call("evaluate", path).stdout
+    )

@@ -39,6 +39,6 @@ def test_an_option_that_is_not_there_or_out_of_range() -> None:
         hf_calib.evaluate("predictions.npz", outputs="out")
     with pytest.raises(
         InputTypeError,
-        match=r"to be one of calibrate's, got 'by'; it is an option of evaluate$",
+        match=r"to be one of calibrate's, got 'by'; known: batch_size, class_names,",
     ):
         hf_calib.calibrate("predictions.npz", "out", by=["country"])

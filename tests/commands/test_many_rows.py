@@ -240,7 +240,7 @@ class TestCalibrate:
         )
         assert_refused(
             result,
-            "--weight-column to go with a method of temperature, .*got spline, which",
+            "--weight-column to go with a method that has a weighted form, got spline",
         )
         assert not (tmp_path / "out").exists()
         home = tmp_path / "in"

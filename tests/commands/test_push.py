@@ -274,6 +274,6 @@ def test_a_calibrator_beside_a_model_on_the_hub_is_used(
     assert found["after"] == local["after"]
     out = ("--output", tmp_path / "out")
     result = commands.call("decide", "me/model", *data, "--alpha", 0.2, *out)
-    assert "by the isotonic scaling next to the model" in result.stderr
+    assert "with the isotonic scaling next to it" in result.stderr
     record = json.loads((tmp_path / "out" / "decisions.json").read_text())
     assert record["calibrator"] == calibrator_of(unfolded)

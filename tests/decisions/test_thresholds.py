@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 
 import numpy as np
@@ -43,19 +42,9 @@ def test_f1_macro_is_the_best_f1_of_each_label() -> None:
         assert f1_score(labels[:, c], rule.predict(probs)[:, c]) == pytest.approx(best)
 
 
-def test_f1_micro_is_the_best_of_all_combinations() -> None:
-    probs, labels = drawn(25, seed=3, shifts=(0.0, -0.5))
-    rule = LabelThresholds(criterion="f1_micro", min_positives=1).fit(probs, labels)
-    pairs = itertools.product(all_cuts(probs[:, 0]), all_cuts(probs[:, 1]))
-    best = max(f1(labels, probs > np.array(pair)) for pair in pairs)
-    assert f1_score(labels, rule.predict(probs), average="micro") == pytest.approx(best)
-    macro = LabelThresholds(min_positives=1).fit(probs, labels)
-    assert f1(labels, macro.predict(probs)) <= best
-
-
 def test_cost_is_the_least() -> None:
     probs, labels = drawn(300)
-    rule = LabelThresholds(criterion="cost", costs=(1, 5)).fit(probs, labels)
+    rule = LabelThresholds(costs=(1, 5)).fit(probs, labels)
 
     def cost(c: int, predicted: np.ndarray) -> float:
         return (predicted & (labels[:, c] == 0)).sum() + 5 * (
@@ -68,17 +57,37 @@ def test_cost_is_the_least() -> None:
         )
 
 
-def test_a_rare_label_gets_the_pooled_threshold_and_says_so() -> None:
+def test_a_rare_label_is_named() -> None:
     probs, labels = drawn(400)
     labels[:, 2] = np.arange(400) < 5
-    message = r"Label 2: fewer than 10 positives\. The threshold is that of all labels"
+    message = "Label 2: fewer than 10 positives, which determine no threshold well"
     with pytest.warns(UserWarning, match=message):
         rule = LabelThresholds().fit(probs, labels)
-    pooled = LabelThresholds().fit(probs.reshape(-1, 1), labels.reshape(-1, 1))
-    assert rule.thresholds_[2] == pooled.thresholds_[0]
-    np.testing.assert_array_equal(rule.pooled_, [False, False, True])
-    with pytest.warns(UserWarning, match="It guarantees no precision"):
-        LabelThresholds(criterion="precision", precision=0.6).fit(probs, labels)
+    best = max(f1(labels[:, 2], probs[:, 2] > t) for t in all_cuts(probs[:, 2]))
+    found = f1(labels[:, 2], rule.predict(probs)[:, 2])
+    assert found == pytest.approx(best)
+
+
+@pytest.mark.filterwarnings("ignore:Label 1")
+def test_a_label_without_positives_is_never_predicted() -> None:
+    probs, labels = drawn(400, shifts=(0.0, -1.5))
+    labels[:, 1] = 0
+    for options in ({}, {"costs": (1, 5)}, {"precision": 0.6}):
+        with pytest.warns(UserWarning, match="The rule never predicts label 1: no"):
+            rule = LabelThresholds(**options).fit(probs, labels)
+        assert rule.predict(probs).any(axis=0).tolist() == [True, False]
+
+
+def test_a_label_that_is_always_predicted_leaves_its_share_of_delta() -> None:
+    """A precision that all rows have needs no threshold, so the other label is tested at all of delta."""
+    probs, labels = drawn(500, seed=2, shifts=(0.0, 0.0))
+    labels[:, 0] = 1
+    both = LabelThresholds(precision=0.75).fit(probs, labels)
+    alone = LabelThresholds(precision=0.75).fit(probs[:, 1:], labels[:, 1:])
+    half = LabelThresholds(precision=0.75, delta=0.025)
+    half.fit(probs[:, 1:], labels[:, 1:])
+    assert both.thresholds_[0] == 0
+    assert alone.thresholds_[0] <= both.thresholds_[1] < half.thresholds_[0]
 
 
 def test_the_promised_precision_is_broken_in_at_most_delta_of_the_draws() -> None:
@@ -91,9 +100,7 @@ def test_the_promised_precision_is_broken_in_at_most_delta_of_the_draws() -> Non
         warnings.simplefilter("ignore")
         for _ in range(200):
             rows = rng.integers(len(probs), size=500)
-            rule = LabelThresholds(criterion="precision", precision=0.8).fit(
-                probs[rows], labels[rows]
-            )
+            rule = LabelThresholds(precision=0.8).fit(probs[rows], labels[rows])
             found = rounded > rule.thresholds_
             counts = found.sum(axis=0)
             broken += bool(((labels * found).sum(axis=0) < 0.8 * counts).any())
@@ -112,23 +119,15 @@ def test_ties_are_predicted_together() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"criterion": "f2"}, "criterion to be one of .*, got 'f2'; known"),
         (
-            {"criterion": "precision"},
-            "precision to be given for criterion='precision', and for no other, got precision=None",
+            {"precision": 0.9, "costs": (1, 5)},
+            r"precision or costs to be given, not both, got precision=0.9 with costs=\(1, 5\); leave",
         ),
-        (
-            {"precision": 0.9},
-            "got precision=0.9 with criterion='f1_macro'; pass both or none",
-        ),
-        (
-            {"criterion": "cost"},
-            "costs to be given for criterion='cost', and for no other, got costs=None",
-        ),
-        (
-            {"criterion": "cost", "costs": (1, 0)},
-            r"costs to be two numbers above 0, got \(1, 0\)",
-        ),
+        ({"precision": 1.5}, r"precision to lie in \(0, 1\), got 1.5"),
+        ({"delta": 0.0}, r"delta to lie in \(0, 1\), got 0.0"),
+        ({"costs": (1, 0)}, r"costs to be two numbers above 0, got \(1, 0\)"),
+        ({"costs": (1, np.nan)}, r"costs to be two numbers above 0, got \(1, nan\)"),
+        ({"costs": (1, 2, 3)}, r"costs to be two numbers above 0, got \(1, 2, 3\)"),
     ],
 )
 def test_options(options: dict[str, object], message: str) -> None:
@@ -144,12 +143,12 @@ def test_rows() -> None:
         ((probs, labels * -100), "labels to be 0 or 1, got also -100"),
         (
             (probs, labels * 0),
-            "labels to have at least min_positives=10 positives in total, got 0",
+            "labels to hold a positive, got none; pass rows that have labels",
         ),
     ):
         with pytest.raises(InputValueError, match=message):
             LabelThresholds().fit(*wrong)
-    rule = LabelThresholds(criterion="precision", precision=0.99, min_positives=5)
+    rule = LabelThresholds(precision=0.99)
     with pytest.raises(
         InputValueError, match=r"to promise precision=0.99 with delta=0.025, got 50"
     ):

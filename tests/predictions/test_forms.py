@@ -168,7 +168,7 @@ class TestTopLabels:
             ["evaluate", path, "--ood-data", tmp_path / "other.csv"],
             ["evaluate", path, "--soft-labels", tmp_path / "soft.npz"],
         ):
-            assert_refused(call(*words), "to go with a score for each class")
+            assert_refused(call(*words), "to be given with a score for each class only")
         words = ["calibrate", path, "--criterion", "ece", "--output", tmp_path / "out"]
         assert_refused(call(*words), "criterion to be nll for top labels")
 

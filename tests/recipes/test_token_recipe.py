@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from hf_calib.cli import app
 from hf_calib.commands.calibrate import split_roles
+from hf_calib.commands.options import Calibrate
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import TrainingPredictions
 from tests.helpers.places import ROOT
@@ -238,7 +239,10 @@ def test_whole_sentences_are_held_out() -> None:
         logits=rng.normal(size=(len(sentences), 3)),
         sentences=sentences,
     )
-    fitted, reported, _ = split_roles(found, None, seed=1)
+    options = Calibrate(source="predictions.npz", output=Path("calibrated"), seed=1)
+    roles = split_roles(found, None, options)
+    fitted = roles.fitted_on
+    reported = roles.reported
     assert fitted.sentences is not None
     assert reported.sentences is not None
     assert len(np.unique(fitted.sentences)) == len(np.unique(reported.sentences)) == 15
@@ -248,7 +252,7 @@ def test_whole_sentences_are_held_out() -> None:
     with pytest.raises(
         ValueError, match="sentences to be at least 2, to be split in half, got 1"
     ):
-        split_roles(found.select(sentences == longest), None, seed=1)
+        split_roles(found.select(sentences == longest), None, options)
 
 
 @pytest.mark.parametrize(

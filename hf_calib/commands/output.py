@@ -1,0 +1,40 @@
+"""What an output folder holds of earlier commands: no result stays next to those for other probabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hf_calib._errors import check, few
+from hf_calib._files import report_files
+from hf_calib.decisions.saved import CALIBRATION, DECISIONS, RULE_REPORT
+from hf_calib.predictions.predictions import holds_model
+
+# One of them is written, of arrays or of tables.
+PREDICTIONS = ("predictions.npz", "predictions.parquet")
+
+
+def rule_files(output: Path) -> list[Path]:
+    """The rule of an earlier `hf-calib decide` in a folder, and the report on it."""
+    rule = [output / DECISIONS] if (output / DECISIONS).is_file() else []
+    return [*rule, *report_files(output / RULE_REPORT)]
+
+
+def results(output: Path) -> list[Path]:
+    """What `hf-calib calibrate` wrote on predictions, and `hf-calib decide` on these or others."""
+    found = rule_files(output)
+    # Without a report, predictions are others' files.
+    if (output / "report.json").is_file():
+        names = (CALIBRATION, *PREDICTIONS)
+        found += [output / name for name in names if (output / name).is_file()]
+    return found
+
+
+def check_holds_no_results(output: Path | None) -> None:
+    """Raise if a report would stand next to a calibrator or a rule for other rows."""
+    # The results next to a model are for its weights.
+    if output is None or holds_model(str(output)):
+        return
+    names = [path.relative_to(output).as_posix() for path in results(output)]
+    requirement = "output to hold no results of calibrate or decide"
+    way_out = "name another folder, so that these stay next to their own report"
+    check(not names, requirement, f"{output} with {few(names)}", way_out)
