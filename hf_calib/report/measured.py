@@ -554,6 +554,9 @@ def bootstrapped(
     settings: Settings,
 ) -> dict[str, Interval]:
     """The percentile intervals of the found values, by key."""
+    # Resamples of one row have no spread, which says nothing about other rows.
+    if n_rows == 1:
+        return {key: found[key] for key in evaluate}
     draws = resampled_values(
         list(evaluate.values()),
         n_rows,
