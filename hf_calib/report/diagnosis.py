@@ -12,7 +12,7 @@ import numpy as np
 from hf_calib._text import counted
 from hf_calib.metrics.sums import Interval
 from hf_calib.plots.style import shortened
-from hf_calib.report.document import p_in_words
+from hf_calib.report.document import listed, p_in_words
 from hf_calib.report.measured import BinRow, Measured, Overall
 
 if TYPE_CHECKING:
@@ -20,14 +20,12 @@ if TYPE_CHECKING:
 
 _FEW_EXAMPLES = 1_000  # With fewer, 15 bins hold too few for a stable ECE.
 _FEW_IN_A_CLASS = 10
-_CLASSES_NAMED = 5
+_UNRELIABLE = "examples; such rows of tables are unreliable"
 _LONGEST_NAME = 60
 _UNCHANGED = 5e-7  # Nats; a calibrator that changes less changes nothing.
 _CLASSES_SEEN = 20  # The fewest predictions of a class that are judged.
-_SIDES = {
-    "over-confident": 1,
-    "under-confident": -1,
-}  # The sign of confidence minus accuracy.
+# The sign of confidence minus accuracy.
+_SIDES = {"over-confident": 1, "under-confident": -1}
 
 
 class Claims(NamedTuple):
@@ -46,14 +44,17 @@ class Claims(NamedTuple):
     def judged(self, p_value: float, claimed: bool) -> str:
         """A p-value with its meaning in words."""
         weak = f"not beyond chance once corrected for the {self.n_tests} tests of this report"
-        words = (
-            "beyond chance"
-            if claimed
-            else weak
-            if p_value < self.level
-            else "within chance"
+        words = _first_that_holds(
+            (claimed, "beyond chance"),
+            (p_value < self.level, weak),
+            (True, "within chance"),
         )
         return f"{p_in_words(p_value)}, {words}"
+
+
+def _first_that_holds(*sentences: tuple[Any, str]) -> str:
+    """The first sentence whose condition holds."""
+    return next(sentence for holds, sentence in sentences if holds)
 
 
 def claims(report: CalibrationReport, measured: Measured) -> Claims:
@@ -65,31 +66,36 @@ def claims(report: CalibrationReport, measured: Measured) -> Claims:
     improved Bonferroni procedure for multiple tests of significance": these tests share their labels).
     """
     level = (1 - report.settings.confidence_level) / len(report.states)
-    overall, test = measured.overall, measured.consistency
+    overall = measured.overall
+    test = measured.consistency
     rows: Any = measured.labels or measured.classes
     judged: Any = [row for row in measured.classes if row.predicted >= _CLASSES_SEEN]
     smallest = [overall.p_value, _smallest([row.frequency_p_value for row in rows])]
     if test is not None:
-        of_rows = [
-            _smallest([row.p_value for row in kind]) for kind in (measured.bins, judged)
-        ]
-        smallest += [test.p_value, *of_rows]
-    if not any(
-        p <= level * rank / len(smallest) for rank, p in enumerate(sorted(smallest), 1)
-    ):
+        smallest.append(test.p_value)
+        smallest.append(_smallest([row.p_value for row in measured.bins]))
+        smallest.append(_smallest([row.p_value for row in judged]))
+    n_kinds = len(smallest)
+    ranked = enumerate(sorted(smallest), 1)
+    if not any(p_value <= level * rank / n_kinds for rank, p_value in ranked):
         level = 0.0
-    side = "over-confident" if overall.gap > 0 else "under-confident"
+    verdict = "neither"
+    if overall.p_value < level:
+        verdict = "over-confident" if overall.gap > 0 else "under-confident"
+    runs: list[BinRow] = []
+    if test is not None:
+        runs = significant_runs(measured.bins, level)
     wrong = [row for row in judged if row.p_value < level / len(judged)]
+    wrong.sort(key=lambda row: -abs(row.gap))
     differ = [row for row in rows if row.frequency_p_value < level / len(rows)]
+    differ.sort(key=lambda row: -abs(row.frequency - row.mean_probability))
     return Claims(
-        verdict=side if overall.p_value < level else "neither",
+        verdict=verdict,
         ece=test is not None and test.p_value <= level,
-        runs=significant_runs(measured.bins, level) if test is not None else [],
-        classes=sorted(wrong, key=lambda row: -abs(row.gap)),
-        frequencies=sorted(
-            differ, key=lambda row: -abs(row.frequency - row.mean_probability)
-        ),
-        n_tests=len(report.states) * len(smallest),
+        runs=runs,
+        classes=wrong,
+        frequencies=differ,
+        n_tests=len(report.states) * n_kinds,
         level=1 - report.settings.confidence_level,
     )
 
@@ -105,64 +111,89 @@ def verdict(report: CalibrationReport) -> str:
         _verdict_on(claims(report, measured), measured)
         for measured in report.states.values()
     ]
-    distinct = [*dict.fromkeys(states)]
-    both = f"{' before, '.join(distinct)}{' before and' if len(distinct) == 1 else ''} after"
-    found = states if len(states) == 1 else [both]
+    found = states
+    if len(states) > 1:
+        before, after = states
+        found = [f"{before} before, {after} after"]
+        if before == after:
+            found = [f"{before} before and after"]
     if report.nll_change is not None:
         found.append(_changed(report.nll_change, report.multi_label))
     found += [
         f"{each.differing} from the others" for each in report.slices if each.differing
     ]
-    return f"{found[0][0].upper()}{'; '.join(found)[1:]}."
+    sentence = "; ".join(found)
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _verdict_on(found: Claims, measured: Measured) -> str:
-    overall, test, side = measured.overall, measured.consistency, found.verdict
-    weak = (
-        min(overall.p_value, test.p_value if test else 1.0) < found.level
-        or overall.low * overall.high > 0
-    )
+    overall = measured.overall
+    test = measured.consistency
+    smallest = overall.p_value if test is None else min(overall.p_value, test.p_value)
+    is_weak = smallest < found.level or overall.low * overall.high > 0
     by = f"by {_points(overall, -1 if overall.gap < 0 else 1)}"
     if test is None:
-        high_or_low = [
-            "high" if row.mean_probability > row.frequency else "low"
-            for row in found.frequencies
-        ]
-        labels = [
-            f"too {word} for {high_or_low.count(word)}"
-            for word in sorted({*high_or_low})
-        ]
-        if labels:
-            which = f"{' and '.join(labels)} of {len(measured.labels)} labels"
-            worst = _worst(found.frequencies, _frequency)
-            return f"mean probabilities {which}, {worst}"
-        if side != "neither":
-            return f"mean probability too {'high' if overall.gap > 0 else 'low'} {by}"
-        return f"mean probabilities {'not clearly different from' if weak else 'within chance of'} the frequencies"
-    rows, what = (
-        (found.runs, "confidences") if found.runs else (found.classes, "classes")
-    )
+        return _verdict_on_labels(found, measured, by, is_weak)
+    rows: Sequence[Any] = found.runs
+    what = "confidences"
+    worst = ""
+    if not found.runs:
+        rows = found.classes
+        what = "classes"
+        worst = f", {_worst(rows, _precision)}"
     sides = [
         word for word, sign in _SIDES.items() if any(sign * row.gap > 0 for row in rows)
     ]
-    if side != "neither":
-        return f"{side} {by}{' on average' if {*sides} - {side} else ''}"
-    if sides:
-        words = [f"{sides[0]} for some {what}"]
-        words += [f"{word} for others" for word in sides[1:]]
-        worst = "" if found.runs else f", {_worst(rows, _precision)}"
-        return f"{' and '.join(words)}{worst}"
-    if found.ece:
-        return "miscalibrated beyond chance, though neither over- nor under-confident on average"
-    if found.frequencies:
-        worst = _worst(found.frequencies, _frequency)
-        return f"wrong about how often some classes occur, {worst}"
-    return "not clearly miscalibrated" if weak else "calibrated within chance"
+    are_mixed = any(word != found.verdict for word in sides)
+    frequencies = _worst(found.frequencies, _frequency)
+    return _first_that_holds(
+        (found.verdict != "neither" and are_mixed, f"{found.verdict} {by} on average"),
+        (found.verdict != "neither", f"{found.verdict} {by}"),
+        (
+            len(sides) == 2,
+            f"over-confident for some {what} and under-confident for others{worst}",
+        ),
+        (sides, f"{''.join(sides)} for some {what}{worst}"),
+        (
+            found.ece,
+            "miscalibrated beyond chance, though neither over- nor under-confident on average",
+        ),
+        (
+            found.frequencies,
+            f"wrong about how often some classes occur, {frequencies}",
+        ),
+        (is_weak, "not clearly miscalibrated"),
+        (True, "calibrated within chance"),
+    )
+
+
+def _verdict_on_labels(
+    found: Claims, measured: Measured, by: str, is_weak: bool
+) -> str:
+    rows = found.frequencies
+    n_high = sum(row.mean_probability > row.frequency for row in rows)
+    n_low = len(rows) - n_high
+    parts = []
+    if n_high > 0:
+        parts.append(f"too high for {n_high}")
+    if n_low > 0:
+        parts.append(f"too low for {n_low}")
+    side = "high" if measured.overall.gap > 0 else "low"
+    which = f"{' and '.join(parts)} of {len(measured.labels)} labels"
+    return _first_that_holds(
+        (rows, f"mean probabilities {which}, {_worst(rows, _frequency)}"),
+        (found.verdict != "neither", f"mean probability too {side} {by}"),
+        (is_weak, "mean probabilities not clearly different from the frequencies"),
+        (True, "mean probabilities within chance of the frequencies"),
+    )
 
 
 def _worst(rows: Sequence[Any], in_words: Callable[[Any], str]) -> str:
     """The first of classes, the worst one, with its numbers."""
-    return f"{'most of all ' if len(rows) > 1 else ''}{in_words(rows[0])}"
+    if not rows:
+        return ""
+    words = in_words(rows[0])
+    return f"most of all {words}" if len(rows) > 1 else words
 
 
 def _frequency(row: Any) -> str:
@@ -214,40 +245,36 @@ def diagnose(report: CalibrationReport) -> list[str]:
     """The verdict, sentences on each set of probabilities, and a sentence if calibration made the loss worse."""
     sentences = [verdict(report)]
     if report.after is None:
-        return [*sentences, *_of_state(report, report.before)]
+        sentences += _of_state(report, report.before)
+        return sentences
     for when, measured in report.states.items():
-        found = _of_state(report, measured)
-        sentences += [
-            f"{when.capitalize()} calibration: {each[0].lower()}{each[1:]}"
-            for each in found
-        ]
+        for each in _of_state(report, measured):
+            own = f"{each[0].lower()}{each[1:]}"
+            sentences.append(f"{when.capitalize()} calibration: {own}")
     change = report.nll_change
-    why = "the calibrator was fitted on too few examples, or on examples unlike these"
-    worse = f"The negative log-likelihood got worse beyond chance: {why}."
-    is_worse = change is not None and change.low is not None and change.low > 0
-    return [*sentences, worse] if is_worse else sentences
+    if change is not None and change.low is not None and change.low > 0:
+        sentences.append(
+            "The negative log-likelihood got worse beyond chance: the calibrator was fitted on too few examples, or "
+            "on examples unlike these."
+        )
+    return sentences
 
 
 def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
     """Sentences on the means, on differences beyond chance, and on the ECE of a calibrated model."""
-    found, overall, test = (
-        claims(report, measured),
-        measured.overall,
-        measured.consistency,
-    )
+    found = claims(report, measured)
+    overall = measured.overall
+    test = measured.consistency
+    is_claimed = found.verdict != "neither"
+    stated = "Mean probability" if test is None else "Mean confidence"
+    observed = "frequency" if test is None else "accuracy"
+    difference = f": a difference of {_points(overall)}"
+    if is_claimed and test is not None:
+        # The verdict has stated it.
+        difference = ""
     mean, came = _apart(overall.confidence, overall.accuracy, 4)
-    means = (
-        ("Mean probability is", "frequency")
-        if test is None
-        else ("Mean confidence is", "accuracy")
-    )
-    judged = found.judged(overall.p_value, is_claimed := found.verdict != "neither")
-    difference = (
-        ""
-        if is_claimed and test is not None
-        else f": a difference of {_points(overall)}"
-    )
-    yield f"{means[0]} {mean}, {means[1]} {came}{difference} ({judged})."
+    judged = found.judged(overall.p_value, is_claimed)
+    yield f"{stated} is {mean}, {observed} {came}{difference} ({judged})."
     for run in found.runs[:3]:
         said, came = _apart(run.confidence, run.accuracy, 3)
         where = f"Confidences from {run.lower:.2f} to {run.upper:.2f} ({counted(run.count, 'example')})"
@@ -255,18 +282,19 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
         yield f"{where} are too {side}: {said} on average, with an accuracy of {came}."
     for side, sign in _SIDES.items():
         rows = [row for row in found.classes if sign * row.gap > 0]
-        named = _listed([_precision(row) for row in rows])
         if rows:
+            named = listed([_precision(row) for row in rows])
             yield f"Predictions of {counted(len(rows), 'class')} are {side} beyond chance: {named}."
     if found.frequencies:
-        words = [_frequency(row) for row in found.frequencies]
+        named = listed([_frequency(row) for row in found.frequencies])
         what = "labels apply" if measured.labels else "classes occur"
-        yield f"Some {what} more or less often than their mean probability: {_listed(words)}."
+        yield f"Some {what} more or less often than their mean probability: {named}."
     if test is not None:
+        judged = found.judged(test.p_value, found.ece)
+        n_examples = counted(overall.n_examples, "example")
         yield (
-            f"The ECE is {test.value:.4f}; on {counted(overall.n_examples, 'example')}, the ECE of a perfectly "
-            f"calibrated model with these confidences is {test.expected:.4f} on average "
-            f"({found.judged(test.p_value, found.ece)})."
+            f"The ECE is {test.value:.4f}; on {n_examples}, the ECE of a perfectly calibrated model with these "
+            f"confidences is {test.expected:.4f} on average ({judged})."
         )
 
 
@@ -288,52 +316,76 @@ def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
             continue
         last = found[-1] if found else None
         if last and np.isclose(last.upper, row.lower) and last.gap * row.gap > 0:
-            count, parts = last.count + row.count, last.contribution + row.contribution
-            share, names = row.count / count, ("confidence", "accuracy", "gap")
-            means = {
-                name: (1 - share) * getattr(last, name) + share * getattr(row, name)
-                for name in names
-            }
-            row = replace(
-                found.pop(), upper=row.upper, count=count, contribution=parts, **means
-            )
+            row = _joined(found.pop(), row)
         found.append(row)
     return sorted(found, key=lambda row: -row.contribution)
 
 
+def _joined(first: BinRow, second: BinRow) -> BinRow:
+    """Two neighbouring bins as one."""
+    count = first.count + second.count
+    share = second.count / count
+    return replace(
+        first,
+        upper=second.upper,
+        count=count,
+        contribution=first.contribution + second.contribution,
+        confidence=(1 - share) * first.confidence + share * second.confidence,
+        accuracy=(1 - share) * first.accuracy + share * second.accuracy,
+        gap=(1 - share) * first.gap + share * second.gap,
+    )
+
+
 def warn(report: CalibrationReport) -> Iterator[str]:
     """Caveats: few examples, absent or rare classes, one bin, two classes."""
-    before, several = report.before, report.multi_label
+    before = report.before
+    yield from _warn_of_few(report)
+    rows: Any = before.labels or before.classes
+    kinds: dict[str, list[str]] = {}
+    for row in rows:
+        what = _flaw_of_label(row) if report.multi_label else _flaw_of_class(row)
+        if what:
+            kinds.setdefault(what, []).append(_named(row))
+    for what, names in kinds.items():
+        have = "has" if len(names) == 1 else "have"
+        yield f"{listed(names)} {have} {what}."
+    if report.multi_label:
+        return
+    if len(before.bins) == 1:
+        yield "All confidences lie in one bin: a reliability diagram shows one point, and an ECE only the overall gap."
+    if len(report.class_names) == 2:
+        yield "With two classes, the confidence is the probability of the predicted class, not of the positive class."
+
+
+def _warn_of_few(report: CalibrationReport) -> Iterator[str]:
+    """A caveat if there are too few examples for binned errors."""
     noisy = "binned errors are noisy and biased upwards"
-    effective = before.effective
+    effective = report.before.effective
     if effective is not None:
         if effective < _FEW_EXAMPLES:
             worth = f"As the weighted examples are worth only {effective:,.0f} unweighted ones"
             yield f"{worth}, {noisy}. Use the intervals."
-    elif not several and report.n_examples < _FEW_EXAMPLES:
-        way_out = "Use the debiased and smooth errors, and the intervals"
-        yield f"With only {counted(report.n_examples, 'example')}, {noisy}. {way_out}."
-    rows: Any = before.labels or before.classes
-    counts = [row.n_true if several else row.support for row in rows]
-    kinds: dict[str, list[str]] = {}
-    for row, count in zip(rows, counts, strict=True):
-        what = f"{f'fewer than {_FEW_IN_A_CLASS}' if count else 'no'} examples; such rows of tables are unreliable"
-        if several and count in (0, row.n_known):
-            what = "one value in all rows, without an AUROC; macro averages are over the other labels"
-        elif count >= _FEW_IN_A_CLASS:
-            continue
-        kinds.setdefault(what, []).append(_named(row))
-    for what, names in kinds.items():
-        yield f"{_listed(names)} {'has' if len(names) == 1 else 'have'} {what}."
-    if len(before.bins) == 1 and not several:
-        yield "All confidences lie in one bin: a reliability diagram shows one point, and an ECE only the overall gap."
-    if len(report.class_names) == 2 and not several:
-        yield "With two classes, the confidence is the probability of the predicted class, not of the positive class."
+    elif not report.multi_label and report.n_examples < _FEW_EXAMPLES:
+        only = f"With only {counted(report.n_examples, 'example')}"
+        yield f"{only}, {noisy}. Use the debiased and smooth errors, and the intervals."
 
 
-def _listed(words: Sequence[str]) -> str:
-    """The first words, and the number of further words."""
-    more = len(words) - _CLASSES_NAMED
-    return ", ".join(words[:_CLASSES_NAMED]) + (
-        f", and {more} more" if more > 0 else ""
+def _flaw_of_label(row: Any) -> str:
+    """The flaw of a label's numbers in words; "" if there is none."""
+    return _first_that_holds(
+        (
+            row.n_true in (0, row.n_known),
+            "one value in all rows, without an AUROC; macro averages are over the other labels",
+        ),
+        (row.n_true < _FEW_IN_A_CLASS, f"fewer than {_FEW_IN_A_CLASS} {_UNRELIABLE}"),
+        (True, ""),
+    )
+
+
+def _flaw_of_class(row: Any) -> str:
+    """The flaw of a class's numbers in words; "" if there is none."""
+    return _first_that_holds(
+        (row.support == 0, f"no {_UNRELIABLE}"),
+        (row.support < _FEW_IN_A_CLASS, f"fewer than {_FEW_IN_A_CLASS} {_UNRELIABLE}"),
+        (True, ""),
     )

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Letters in a line on a terminal: the fewest of the first column, and the most of the words in other headers.
-_TITLE, _WORD, _LONG_WORD = 20, 16, 18
+_TITLE = 20
+_WORD = 16
+_LONG_WORD = 18
+# The most things that a sentence names.
+_NAMED = 5
 # Letters of a figure's file name, of up to four bytes each: file systems take 255 bytes.
 _LONGEST_STEM = 60
 
@@ -203,7 +207,8 @@ class Document(_OfTexts):
     def show(self, console: Console) -> None:
         """Print the parts for a screen: the finding, then tables with a title, then sentences."""
         plain: Any = {"markup": False, "emoji": False, "highlight": False}
-        parts, sentences = _flat(self.blocks), list[str]()
+        parts = _flat(self.blocks)
+        sentences: list[str] = []
         for block in parts:
             if isinstance(block, Lead) and block.strong:
                 console.print(f"{block.text}\n", **plain)
@@ -290,6 +295,13 @@ def p_cell(p_value: float) -> str:
 def p_in_words(p_value: float) -> str:
     """A p-value as sentences state it."""
     return f"p {'' if p_value < 0.001 else '= '}{p_cell(p_value)}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """The first words, and the number of further words."""
+    n_more = len(words) - _NAMED
+    first = ", ".join(words[:_NAMED])
+    return f"{first}, and {n_more} more" if n_more > 0 else first
 
 
 def with_interval(

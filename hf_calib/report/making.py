@@ -263,6 +263,12 @@ def report_on_predictions(
     of the same examples, and class names are those of the data, or None for those of the predictions.
     """
     settings = Settings(n_bins)
+    check(
+        not (predictions.by and predictions.kind.sigmoid),
+        "slices to be of rows with one label each",
+        "several labels per row",
+        "leave by out, or select the rows of each value",
+    )
     are_whole = soft_labels is not None or predictions.sentences is not None
     if isinstance(predictions, TopLabels):
         report = _report_on_top_labels(predictions, name, settings, scaler)

@@ -423,11 +423,11 @@ def mean_change(
 ) -> Interval:
     """The mean of after - before over rows (N,) with weights (N,), with its paired t interval; none for one row."""
     change = after - before
-    mass = np.ones(len(change)) if weights is None else weights
-    total = float(mass.sum())
-    mean = float(mass @ change) / total
-    effective = total**2 / float(mass @ mass)
-    variance = float(mass @ (change - mean) ** 2) / total
+    mean = float(np.average(change, weights=weights))
+    variance = float(np.average((change - mean) ** 2, weights=weights))
+    effective = float(len(change))
+    if weights is not None:
+        effective = float(weights.sum() ** 2 / (weights @ weights))
     error = math.sqrt(variance / max(effective - 1, _FEWEST_DEGREES))
     return settings.t_interval(mean, error, effective, least=-math.inf)
 
@@ -554,6 +554,9 @@ def bootstrapped(
     settings: Settings,
 ) -> dict[str, Interval]:
     """The percentile intervals of the found values, by key."""
+    # Resamples of one row have no spread, which says nothing about other rows.
+    if n_rows == 1:
+        return {key: found[key] for key in evaluate}
     draws = resampled_values(
         list(evaluate.values()),
         n_rows,

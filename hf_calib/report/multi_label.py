@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import ndtr
 
-from hf_calib.metrics.checks import FloatArray
+from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.multi_label import (
     Decisions,
     LabelMetrics,
@@ -52,10 +52,8 @@ FOOTNOTES = (
     "ECE and maximum calibration error compare the probability of a label with its frequency, in bins of equal width "
     "over [0, 1]. Noise makes both larger, and a resample adds that noise again, so they have no interval.",
 )
-_BIASED = (
-    "ece",
-    "mce",
-)  # Noise biases them, and a resample would add it again, so they have no interval.
+# Noise biases them, and a resample would add it again, so they have no interval.
+_BIASED = ("ece", "mce")
 
 
 @dataclass(frozen=True)
@@ -79,65 +77,99 @@ def measure_labels(
     decisions: Decisions, names: tuple[str, ...], settings: Settings
 ) -> Measured:
     """Compute every metric of one set of probabilities."""
-    (probs, true, known), n_bins = decisions, settings.n_bins
-    n_rows, of_rows = len(probs), LabelMetrics(decisions, n_bins)
-    drawn = np.random.default_rng(settings.seed).integers(
-        0, n_rows, (settings.n_resamples, n_rows)
-    )
-    counts = np.stack([np.bincount(rows, minlength=n_rows) for rows in drawn])
-    found, resampled = (
-        of_rows.evaluate(np.ones((1, n_rows), np.intp)),
-        of_rows.evaluate(counts),
+    n_bins = settings.n_bins
+    probs, true, known = decisions
+    counts = _resampled_counts(len(probs), settings)
+    metrics, of_labels = _metrics(decisions, counts, settings)
+    stated = np.where(known, probs, 0)
+    all_known = probs[known]
+    coins = Coins.of(all_known, uniform_bins(all_known, n_bins), n_bins)
+    sums = [each.sum(axis=0) for each in label_bins(decisions, n_bins)]
+    # The decisions of a row depend on each other, so rows are resampled.
+    gaps = np.where(known, probs - true, 0).sum(axis=1)
+    sizes = known.sum(axis=1)
+    n_decisions = int(sizes.sum())
+    gap = float(gaps.sum()) / n_decisions
+    mean = float(stated.sum()) / n_decisions
+    resampled = (counts @ gaps) / np.maximum(counts @ sizes, 1)
+    error = float(np.std(resampled))
+    p_value = float(2 * ndtr(-abs(gap) / error)) if error > 0 else 1.0
+    reach = settings.z * error
+    ends = (gap - reach, gap + reach)
+    return Measured(
+        metrics=metrics,
+        n_resamples=dict.fromkeys(metrics, settings.n_resamples),
+        bins=bin_rows(BinSums(*sums), coins),
+        probs=probs,
+        overall=Overall(gap, *ends, p_value, mean, mean - gap, n_decisions),
+        labels=_labels(decisions, stated, names, of_labels),
     )
 
-    def interval(value: float, draws: FloatArray, key: str = "") -> Interval:
+
+def _resampled_counts(n_rows: int, settings: Settings) -> IntArray:
+    """How often each row is in each resample (B, N)."""
+    rng = np.random.default_rng(settings.seed)
+    drawn = rng.integers(0, n_rows, (settings.n_resamples, n_rows))
+    return np.stack([np.bincount(rows, minlength=n_rows) for rows in drawn])
+
+
+def _metrics(
+    decisions: Decisions, counts: IntArray, settings: Settings
+) -> tuple[dict[str, Interval], list[dict[str, Interval]]]:
+    """The averages of the metrics, and the metrics of each label, by key."""
+    n_rows, n_labels = decisions.probs.shape
+    of_rows = LabelMetrics(decisions, settings.n_bins)
+    found = of_rows.evaluate(np.ones((1, n_rows), np.intp))
+    resampled = of_rows.evaluate(counts)
+
+    def interval(value: float, draws: FloatArray, key: str) -> Interval:
         defined = draws[~np.isnan(draws)]
         if key in _BIASED or np.isnan(value) or not len(defined):
             return Interval(float(value))
         return interval_of(float(value), defined, settings.confidence_level)
 
-    average, averages = macro(found), macro(resampled)
+    average = macro(found)
+    averages = macro(resampled)
     metrics = {}
     for key in LABEL_MEASURES:
         metrics[f"macro_{key}"] = interval(average[key][0], averages[key], key)
-        metrics[f"micro_{key}"] = interval(
-            found[key][0, -1], resampled[key][:, -1], key
-        )
-    gaps, sizes = np.where(known, probs - true, 0).sum(axis=1), known.sum(axis=1)
-    n_known, n_true = known.sum(axis=0), (known & true).sum(axis=0)
-    stated = np.where(known, probs, 0)
-    of_labels = Coins.of_columns(stated.T)
-    labels = tuple(
-        LabelMeasurements(
+        of_all = interval(found[key][0, -1], resampled[key][:, -1], key)
+        metrics[f"micro_{key}"] = of_all
+    of_labels = []
+    for c in range(n_labels):
+        own = {}
+        for key in ("prevalence", *LABEL_MEASURES):
+            own[key] = interval(found[key][0, c], resampled[key][:, c], key)
+        of_labels.append(own)
+    return metrics, of_labels
+
+
+def _labels(
+    decisions: Decisions,
+    stated: FloatArray,
+    names: tuple[str, ...],
+    metrics: list[dict[str, Interval]],
+) -> tuple[LabelMeasurements, ...]:
+    """The measurements of each label, from its metrics and its probabilities (N, C), 0 where it is unknown."""
+    n_known = decisions.known.sum(axis=0)
+    n_true = (decisions.known & decisions.true).sum(axis=0)
+    totals = stated.sum(axis=0)
+    coins = Coins.of_columns(stated.T)
+    labels = []
+    for c, name in enumerate(names):
+        # A label that is known in no row has a frequency of 0.
+        n = max(int(n_known[c]), 1)
+        label = LabelMeasurements(
             name=name,
             n_known=int(n_known[c]),
             n_true=int(n_true[c]),
-            mean_probability=float(stated[:, c].sum() / max(n_known[c], 1)),
-            frequency=float(n_true[c] / max(n_known[c], 1)),
-            frequency_p_value=of_labels.group(c).p_value(float(n_true[c])),
-            metrics={
-                key: interval(found[key][0, c], resampled[key][:, c], key)
-                for key in ("prevalence", *LABEL_MEASURES)
-            },
+            mean_probability=float(totals[c]) / n,
+            frequency=int(n_true[c]) / n,
+            frequency_p_value=coins.group(c).p_value(float(n_true[c])),
+            metrics=metrics[c],
         )
-        for c, name in enumerate(names)
-    )
-    sums = BinSums(*(each.sum(axis=0) for each in label_bins(decisions, n_bins)))
-    # The decisions of a row depend on each other, so rows are resampled.
-    gap, mean = (float(each.sum() / sizes.sum()) for each in (gaps, stated))
-    error = float(np.std((counts @ gaps) / np.maximum(counts @ sizes, 1)))
-    p_value = float(2 * ndtr(-abs(gap) / error)) if error > 0 else 1.0
-    low, high = gap - settings.z * error, gap + settings.z * error
-    return Measured(
-        metrics=metrics,
-        n_resamples=dict.fromkeys(metrics, settings.n_resamples),
-        bins=bin_rows(
-            sums, Coins.of(probs[known], uniform_bins(probs[known], n_bins), n_bins)
-        ),
-        probs=probs,
-        overall=Overall(gap, low, high, p_value, mean, mean - gap, int(sizes.sum())),
-        labels=labels,
-    )
+        labels.append(label)
+    return tuple(labels)
 
 
 def label_table(report: CalibrationReport) -> Cells:

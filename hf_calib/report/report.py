@@ -44,7 +44,9 @@ from hf_calib.report.rows import MOST_SORTED, Rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_CLASSES, _MOST_BINS = 30, 5  # in the tables
+# In the tables.
+_MOST_CLASSES = 30
+_MOST_BINS = 5
 # The metrics to read first, single-label and multi-label.
 _FIRST = (
     "accuracy",
@@ -240,30 +242,27 @@ class CalibrationReport:
 
     def summary(self) -> str:
         """One line on the examples, the bins and the intervals."""
-        words = [
-            str(self.about[key])
-            for key in ("name", "split", "part")
-            if self.about.get(key)
-        ]
-        of, (n_bins, _, n_resamples, seed) = ", ".join(words), self.settings
+        settings = self.settings
+        keys = ("name", "split", "part")
+        words = [str(self.about[key]) for key in keys if self.about.get(key)]
+        of = f"{', '.join(words)}: " if words else ""
         files = "" if self.n_files is None else f" in {counted(self.n_files, 'file')}"
-        classes = counted(len(self.class_names), "class")
-        counts = [
-            f"{counted(self.n_examples, 'example')}{files}",
-            classes if self.class_names else "top labels only",
-        ]
+        counts = [f"{counted(self.n_examples, 'example')}{files}"]
+        n_names = len(self.class_names)
         if self.multi_label:
             n_decisions = self.before.overall.n_examples
-            counts[1:] = [
-                counted(len(self.class_names), "label"),
-                counted(n_decisions, "decision"),
-            ]
-        drawn = " with normal ones of means"
+            counts += [counted(n_names, "label"), counted(n_decisions, "decision")]
+        elif n_names > 0:
+            counts.append(counted(n_names, "class"))
+        else:
+            counts.append("top labels only")
+        counts.append(counted(settings.n_bins, "bin"))
+        drawn = "without resamples of examples"
         if self.before.are_resampled:
-            drawn = f" from {counted(n_resamples, 'resample')}"
+            drawn = f"from {counted(settings.n_resamples, 'resample')}"
+        intervals = f"{settings.level} intervals {drawn}, seed {settings.seed}."
         end = "" if self.multi_label else f" {ECE_INTERVALS}"
-        intervals = f"{self.settings.level} intervals{drawn}, seed {seed}.{end}"
-        return f"{of and f'{of}: '}{', '.join(counts)}, {counted(n_bins, 'bin')}; {intervals}"
+        return f"{of}{', '.join(counts)}; {intervals}{end}"
 
     def metric_table(self, keys: Collection[str] = ()) -> Cells:
         """The metrics of these keys, or all and the consistency test, with their intervals, before and after."""
@@ -352,7 +351,8 @@ class CalibrationReport:
 
     def document(self, *, with_figures: bool = False) -> Document:
         """The report as blocks, for any form; figures take longer than everything else."""
-        title, level = f"Calibration report: {self.name}", self.settings.level
+        title = f"Calibration report: {self.name}"
+        level = self.settings.level
         blocks: list[Block] = [Lead(self.verdict, strong=True), Lead(self.summary())]
         blocks.append(Section("Diagnosis", [Bullets(self.diagnosis[1:])]))
         if self.warnings:

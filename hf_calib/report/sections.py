@@ -33,7 +33,7 @@ from hf_calib.metrics.sums import (
 from hf_calib.plots.rows import slice_diagram
 from hf_calib.report import document
 from hf_calib.report.chance import Coins, gap_interval
-from hf_calib.report.document import Block, Bullets, Cells, Section, Table
+from hf_calib.report.document import Block, Bullets, Cells, Section, Table, listed
 from hf_calib.report.measured import (
     MEASURES,
     Settings,
@@ -88,7 +88,9 @@ class DecisionSection(ReportSection):
     """A rule, measured on the rows of a report."""
 
     caption = "Results of the rule, with 95% intervals"
-    title, corner, titles = "Decisions", "decisions", TITLES
+    title = "Decisions"
+    corner = "decisions"
+    titles = TITLES
 
     promise: str  # the rule in words that follow "The rule"; see the rules' `promise`
     n_fitted: int  # the number of calibration rows
@@ -126,7 +128,8 @@ class EntitySection(ReportSection):
     """The entities of a report's sentences, as `hf_calib.metrics.entity_scores` measures them."""
 
     caption = "Entities, with {level} intervals over sentences"
-    title, corner = "Entities", "entities"
+    title = "Entities"
+    corner = "entities"
     titles: ClassVar[Mapping[str, str]] = {
         "f1": "F1",
         "precision": "Precision",
@@ -186,7 +189,8 @@ def with_entities(report: CalibrationReport, sentences: ArrayLike) -> Calibratio
         "The examples are tokens. The tokens of one sentence are not independent, but tests and intervals of their "
         "metrics treat them as independent, so the intervals are too narrow."
     )
-    section, names = None, report.class_names
+    section = None
+    names = report.class_names
     if are_bio(names) and report.before.probs is not None:
         states = [each for each in (report.before, report.after) if each is not None]
         found = [
@@ -280,7 +284,8 @@ class SoftLabelSection(ReportSection):
     """The probabilities of a report against soft labels of its rows; see `SOFT_MEASURES`."""
 
     caption = "Metrics against soft labels, with {level} intervals"
-    title, corner = "Against soft labels", "against soft labels"
+    title = "Against soft labels"
+    corner = "against soft labels"
     titles: ClassVar[Mapping[str, str]] = SOFT_MEASURES
 
     n_examples: int
@@ -419,11 +424,9 @@ class SliceSection(ReportSection):
         """The number of slices that differ, in words; "" if there are none."""
         n_found = sum(each.differs for each in self.slices)
         differ = "differs" if n_found == 1 else "differ"
-        return (
-            f"{n_found} of {len(self.slices)} values of {self.column} {differ}"
-            if n_found
-            else ""
-        )
+        if n_found == 0:
+            return ""
+        return f"{n_found} of {len(self.slices)} values of {self.column} {differ}"
 
     @property
     def finding(self) -> str:
@@ -434,9 +437,9 @@ class SliceSection(ReportSection):
             if each.differs
         ]
         end = "from the other rows beyond chance in confidence minus accuracy"
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        which = f"{self.differing} {end}: {', '.join(found[:5])}{more}."
-        return which if found else f"No value of {self.column} differs {end}."
+        if not found:
+            return f"No value of {self.column} differs {end}."
+        return f"{self.differing} {end}: {listed(found)}."
 
     def sentences(self) -> list[str]:
         n_slices = len(self.slices)
@@ -455,10 +458,8 @@ class SliceSection(ReportSection):
     def figures(self, n_bins: int) -> dict[str, Figure]:
         """Each slice's gap with its interval."""
         shown = self.slices[:_SHOWN]
-        gaps, differ = (
-            np.array([each.gap for each in shown]),
-            np.array([each.differs for each in shown]),
-        )
+        gaps = np.array([each.gap for each in shown])
+        differ = np.array([each.differs for each in shown])
         figure = slice_diagram(
             [each.name for each in shown], gaps, differ, column=self.column
         )

@@ -16,7 +16,13 @@ from scipy.stats import norm
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
 from hf_calib.metrics.multi_label import LabelMetrics, check_decisions
-from hf_calib.report import LABEL_MEASURES, CalibrationReport, calibration_report
+from hf_calib.predictions import Predictions
+from hf_calib.report import (
+    LABEL_MEASURES,
+    CalibrationReport,
+    calibration_report,
+    report_on_predictions,
+)
 
 EVIL = ["a|b", "<script>alert(1)</script>", "$\\frac{$", "[x](javascript:y) `c`\n# d"]
 
@@ -238,3 +244,14 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> N
     given: dict[str, Any] = {"probs": [[0.5, 0.5]], "labels": [[0, 1]], **change}
     with pytest.raises(ValueError, match=message):
         calibration_report(given.pop("probs"), given.pop("labels"), **given)
+
+
+def test_slices_of_several_labels_are_refused() -> None:
+    probs = np.full((4, 2), 0.5)
+    found = Predictions(
+        labels=np.eye(2, dtype=int)[[0, 1, 0, 1]],
+        probs=probs,
+        by={"site": list("abab")},
+    )
+    with pytest.raises(ValueError, match="slices to be of rows with one label each"):
+        report_on_predictions(found, "model", 15)
