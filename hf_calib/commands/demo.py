@@ -105,17 +105,18 @@ def run(options: Demo, running: Running) -> Done:
         tops["after the temperature"][loss] = top_label(served_probs, labels)
     grid = reliability_grid(tops, title="Before and after the temperature, test split")
     save_figure(grid, options.output / "reliability.png")
+    table.append(_HOW_TO_READ)
+    again = f"hf-calib evaluate {model} --data yours.csv"
     lines = [
         "Which Python library does this paragraph of documentation come from?",
         "The rows are docstrings of the installed libraries.",
         "",
         *table,
-        _HOW_TO_READ,
         "",
         f"The {best} model, its temperature folded in, in a plain pipeline:",
         *served(model, dataset["test"]),
         "",
-        f"On your own rows (text, label): hf-calib evaluate {model} --data yours.csv",
+        f"On your own rows (text, label): {again}",
     ]
     record = {"best": best, "output": str(options.output)}
     return Done(lines, record)
@@ -160,7 +161,8 @@ def train(
         output_dir=scratch,
         loss=loss,
         **LOSSES[loss],
-        calibration_method="temperature",  # one number, to compare the losses by
+        # One number, to compare the losses by.
+        calibration_method="temperature",
         num_train_epochs=epochs,
         per_device_train_batch_size=32,
         per_device_eval_batch_size=256,

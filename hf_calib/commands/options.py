@@ -24,18 +24,21 @@ _BINS = "Number of bins of the binned calibration errors."
 _TRUST = "Run code that comes with the model."
 _SOURCE: Any = {"default": ..., "argument": "MODEL_OR_PREDICTIONS"}
 _CLASSIFIER = "A classifier of texts, tokens or images, on the Hub or in a folder"
+# NumPy takes no greater one.
+_GREATEST_SEED = 2**32 - 1
 # The least and the greatest value of an integer.
 _RANGES = {
     "n_bins": (1, 10_000),
-    "seed": (0, 2**32 - 1),
+    "seed": (0, _GREATEST_SEED),
     "fit_on": (1, 2**31),
     "max_per_class": (10, 2**20),
 }
 _FOR_SETS = "label_separator label_columns no_label"
+_OF_COLUMNS = "text_column text_pair_column image_column"
+_OF_MODELS = f"split test_split {_OF_COLUMNS} {_FOR_SETS} max_length batch_size trust_remote_code"
 # Options that have an effect only with something, by what that is.
 _NEEDS = {
-    "a model": f"split test_split text_column text_pair_column image_column max_length batch_size {_FOR_SETS} "
-    "trust_remote_code",
+    "a model": _OF_MODELS,
     "predictions": "option_scores weight_column",
     "a log of lm-evaluation-harness": "option_scores",
     "data that is a folder or on the Hub": "split",
@@ -53,9 +56,12 @@ class Command:
     """What a command does: `run` of the module of its name, with these options."""
 
     example: ClassVar[str]
-    first: ClassVar[str] = ""  # the options that people need, in their order
-    more: ClassVar[str] = ""  # those of a panel below; --help leaves all others out
-    without: ClassVar[str] = ""  # fields that are no options here
+    # The options that people need, in their order.
+    first: ClassVar[str] = ""
+    # Those of a panel below; `--help` leaves all others out.
+    more: ClassVar[str] = ""
+    # Fields that are no options here.
+    without: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -208,7 +214,7 @@ class Decide(Measured):
     without = f"{_FOR_SETS} option_scores weight_column n_bins by"
     needs = _NEEDS | {
         # A rule has the names that the predictions have.
-        "a model": f"{_NEEDS['a model']} class_names",
+        "a model": f"{_OF_MODELS} class_names",
         "accuracy": "delta",
         "accuracy or alpha": "by_class",
         "alpha": "sets",

@@ -70,7 +70,8 @@ def run(options: Push, running: Running) -> Done:
         saved = None
     is_calibrated = folded or saved is not None
     notes = _warned_of(folder, is_calibrated or not has_config, options.no_fold)
-    announced: list[Changes] = []  # the last are those of the commit
+    # The last are those of the commit.
+    announced: list[Changes] = []
 
     def announce(changes: Changes) -> None:
         announced.append(changes)
@@ -160,7 +161,8 @@ def _rule_of_served(folder: Path) -> Decisions | None:
         return None
     try:
         found = Decisions.from_pretrained(folder)
-    except InputError:  # The card says what is wrong with it.
+    # The card says what is wrong with it.
+    except InputError:
         return None
     return found if found.calibrator is not None else None
 
