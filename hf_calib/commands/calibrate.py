@@ -15,7 +15,12 @@ from sklearn.model_selection import train_test_split
 from hf_calib._errors import check, did_you_mean, expected
 from hf_calib._files import check_output, remove_files, whole_folder
 from hf_calib._text import counted, is_hub_name
-from hf_calib.commands.output import PREDICTIONS, results, rule_files
+from hf_calib.commands.output import (
+    PREDICTIONS,
+    check_holds_no_others,
+    results,
+    rule_files,
+)
 from hf_calib.commands.source import (
     FileSource,
     ModelSource,
@@ -238,18 +243,21 @@ def split_roles(found: Any, tested: Any, options: Calibrate) -> Roles:
 
 def _half(found: Any, seed: int) -> NDArray[np.bool_]:
     """The rows (N,) of one half: of whole sentences, or of rows in which each class has its share."""
-    if found.sentences is None:
-        what = "rows"
-        unit_of = np.arange(len(found))
-        strata = _strata(found)
-    else:
+    what = "rows"
+    units = np.arange(len(found))
+    strata = _strata(found)
+    if found.sentences is not None:
         what = "sentences"
-        unit_of = found.sentences
-        strata = np.zeros(len(np.unique(unit_of)), np.int64)
-    units = np.unique(unit_of)
+        units = np.unique(found.sentences)
+        strata = np.zeros(len(units), np.int64)
     requirement = f"the {what} to be at least 2, to be split in half"
     check(len(units) > 1, requirement, len(units), "pass more rows")
-    return np.isin(unit_of, units[_draw(strata, len(units) // 2, seed)])
+    drawn = units[_draw(strata, len(units) // 2, seed)]
+    if found.sentences is not None:
+        return np.isin(found.sentences, drawn)
+    chosen = np.zeros(len(found), bool)
+    chosen[drawn] = True
+    return chosen
 
 
 def _strata(found: Any) -> NDArray[np.int64]:
@@ -285,8 +293,12 @@ def fit_and_report(
     notes = [*report.notes, *roles.notes]
     n_shared = source.n_shared()
     if n_shared:
+        shared = f"{n_shared:,} of the {len(reported):,} rows of this report"
+        fitted_on = f"The calibrator was fitted on {shared}."
+        if roles.notes:  # Which of the shared rows were drawn is not known.
+            fitted_on = f"The rows of the fit were drawn from data with {shared}."
         notes.append(
-            f"The calibrator was fitted on {n_shared:,} of the {len(reported):,} rows of this report. For these, the "
+            f"{fitted_on} For these, the "
             "errors after calibration are in-sample, and lower than on new rows. Report on other test data, or leave "
             "them out: half of the rows is then held out."
         )
@@ -342,6 +354,7 @@ def _check_files(source: FileSource, options: Calibrate, scaler: Any) -> None:
     # The calibrator of a model has the same file name, and would be replaced.
     requirement = "output to be another folder than a model's"
     check(not holds_model(str(output)), requirement, output, way_out)
+    check_holds_no_others(output)
     is_weighted = "sample_weight" in signature(scaler.fit).parameters
     requirement = "--weight-column to go with a method that has a weighted form"
     fits = is_weighted or options.weight_column is None

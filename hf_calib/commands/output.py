@@ -22,11 +22,25 @@ def rule_files(output: Path) -> list[Path]:
 def results(output: Path) -> list[Path]:
     """What `hf-calib calibrate` wrote on predictions, and `hf-calib decide` on these or others."""
     found = rule_files(output)
-    # Without a report, predictions are others' files.
-    if (output / "report.json").is_file():
+    if _is_calibrated(output):
         names = (CALIBRATION, *PREDICTIONS)
         found += [output / name for name in names if (output / name).is_file()]
     return found
+
+
+def _is_calibrated(output: Path) -> bool:
+    """Whether a folder has what is always written with calibrated predictions."""
+    written = [output / CALIBRATION, output / "report.json"]
+    return all(path.is_file() for path in written)
+
+
+def check_holds_no_others(output: Path) -> None:
+    """Raise if calibrated predictions would replace, or stand next to, a file of the user's."""
+    names = [name for name in PREDICTIONS if (output / name).exists()]
+    is_own = not names or _is_calibrated(output)
+    requirement = "output to hold no predictions but those of an earlier calibrate"
+    way_out = "name another folder"
+    check(is_own, requirement, f"{output} with {few(names)}", way_out)
 
 
 def check_holds_no_results(output: Path | None) -> None:

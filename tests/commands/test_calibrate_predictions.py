@@ -101,6 +101,18 @@ class TestCalibratePredictions:
         assert (tmp_path / "predictions.npz").read_bytes() == before
         assert names_in(tmp_path) == {"predictions.npz"}
 
+    def test_predictions_of_others_stay_next_to_a_report(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        """A report alone does not say that the predictions beside it are calibrate's."""
+        own = tmp_path / "predictions.npz"
+        shutil.copy(workplace / "test.npz", own)
+        assert call("evaluate", own, "--output", tmp_path).exit_code == 0
+        before = own.read_bytes()
+        result = call("calibrate", workplace / "data.npz", "--output", tmp_path)
+        assert_refused(result, "output to hold no predictions but those of an earlier")
+        assert own.read_bytes() == before
+
 
 class TestInSample:
     """Rows that the scaler was fitted on are no test data, and everything that shows the table says so."""
@@ -136,6 +148,15 @@ class TestInSample:
             )
             result = call(*words, "--output", tmp_path / "out")
             self.assert_said(result, tmp_path / "out", self.SAID.format(80, 80))
+
+    def test_of_rows_that_were_drawn_no_number_is_claimed(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        words = ("calibrate", *TEMPERATURE, workplace / "test.npz", "--fit-on", "40")
+        other = ("--test-data", shutil.copy(workplace / "test.npz", tmp_path / "b.npz"))
+        result = call(*words, *other, "--output", tmp_path / "out")
+        note = "The rows of the fit were drawn from data with 80 of the 80 rows of this report. For these"
+        self.assert_said(result, tmp_path / "out", note)
 
     def test_texts_in_two_roles(self, workplace: Path, tmp_path: Path) -> None:
         data = ("--data", workplace / "test.csv")
