@@ -447,3 +447,15 @@ def test_arrays_without_rows(kind: str, tmp_path: Path) -> None:
     for label in ("label", None):
         with pytest.raises(InputError, match=r"expected a\.npz to have rows, got none"):
             read_predictions(path, label_column=label)
+
+
+@pytest.mark.parametrize("kept", ["text", 0.5])
+def test_a_kept_column_does_not_replace_the_calibrated_one(
+    kept: Any, tmp_path: Path
+) -> None:
+    logits = np.random.default_rng(0).normal(size=(20, 2)).tolist()
+    columns = [logits, [0, 1] * 10, [kept] * 20]
+    path = parquet(tmp_path / "a.parquet", ["logits", "label", "probs"], *columns)
+    result = call("calibrate", path, "--output", tmp_path / "out")
+    assert_refused(result, "got 'probs', which the table holds next to its scores")
+    assert not (tmp_path / "out").exists()
