@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -87,11 +88,12 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
     """The files of one source: the named one, or those of a folder or a glob that are read."""
     glob = re.search(r"[*?\[]", without_query(root))
     is_named = False
+    finding = _through_links() if "file" in filesystem.protocol else filesystem
     if glob and not filesystem.exists(root):
-        paths = filesystem.glob(root)
+        paths = finding.glob(root)
         base = root[: glob.start()].rpartition("/")[0]
     elif filesystem.isdir(root):
-        paths = filesystem.find(root)
+        paths = finding.find(root)
         base = root.rstrip("/")
     else:
         is_missing = "file" in filesystem.protocol and not os.path.exists(root)
@@ -100,6 +102,9 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
         )
         paths = [root] if is_named else []
         base = without_query(root).rpartition("/")[0]
+    if finding is not filesystem:
+        # Of a file that is found twice the first path counts, which names its own folders.
+        paths = sorted(paths, key=lambda path: _is_linked(base, path))
     for path in paths:
         plain = without_query(path)
         name = plain[len(base) :].lstrip("/") if base else plain
@@ -113,6 +118,64 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
         folders = [each for each in name.split("/")[:-1] if "=" in each]
         partition: Any = tuple(tuple(each.split("=", 1)) for each in folders)
         yield File(path, name, partition)
+
+
+def _through_links() -> Any:
+    """The filesystem of this machine, which finds files below linked folders too."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    class ThroughLinks(LocalFileSystem):
+        # `glob` calls it as well, and reads the types only.
+        def find(
+            self,
+            path: str,
+            maxdepth: int | None = None,
+            withdirs: bool = False,
+            detail: bool = False,
+        ) -> Any:
+            most = math.inf if maxdepth is None else maxdepth
+            folder = path.rstrip("/")
+            found = {
+                each: {"type": kind}
+                for each, kind in _below(folder, most, ())
+                if withdirs or kind != "directory"
+            }
+            return found if detail else sorted(found)
+
+    return ThroughLinks(skip_instance_cache=True)
+
+
+def _is_linked(base: str, path: str) -> bool:
+    """Whether a path below a folder leads through a linked folder."""
+    folder = os.path.dirname(path)
+    own = os.path.relpath(folder, base or "/")
+    straight = os.path.normpath(os.path.join(os.path.realpath(base or "/"), own))
+    return os.path.realpath(folder) != straight
+
+
+def _below(
+    folder: str, depth: float, above: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
+    """The paths below a folder with their types."""
+    place = os.path.realpath(folder or "/")
+    # A link to a folder above itself would never end.
+    if place in above or depth < 1:
+        return
+    try:
+        with os.scandir(folder or "/") as listed:
+            entries = list(listed)
+    except OSError:
+        # A folder that may not be read has no files, as in fsspec.
+        return
+    for each in entries:
+        path = f"{folder}/{each.name}"
+        if not each.is_dir():
+            yield path, "file" if each.is_file() else "other"
+            continue
+        yield path, "directory"
+        # Files in such folders are not read.
+        if not each.name.startswith(("_", ".")):
+            yield from _below(path, depth - 1, (*above, place))
 
 
 def _check_ending(name: str) -> None:

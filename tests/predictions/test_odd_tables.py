@@ -459,3 +459,18 @@ def test_a_kept_column_does_not_replace_the_calibrated_one(
     result = call("calibrate", path, "--output", tmp_path / "out")
     assert_refused(result, "got 'probs', which the table holds next to its scores")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("pattern", ["", "*/*.csv", "**/*.csv"])
+def test_linked_folders_are_read(pattern: str, tmp_path: Path) -> None:
+    for name in ("run/day=1", "disk2/more"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "a.csv").write_text("score,label\n0.5,0\n")
+    (tmp_path / "run" / "day=2").symlink_to(tmp_path / "disk2" / "more")
+    (tmp_path / "disk2" / "more" / "loop").symlink_to(tmp_path / "run")
+    (tmp_path / "run" / "before").symlink_to("day=1")
+    # A file keeps the name that it has without links.
+    found = read_predictions(tmp_path / "run" / pattern, by=["day"])
+    assert found.predictions.by == {"day": ["1", "2"]}
+    assert [file.name for file in found.files] == ["day=1/a.csv", "day=2/a.csv"]
