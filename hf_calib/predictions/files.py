@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import os
 import re
@@ -42,6 +43,7 @@ NUMBERS_WAY = (
 _BLOCK = 2**22  # The bytes in which pyarrow looks for the end of a row of a text file.
 _LONGEST_LINE = 2**20  # In bytes, of a JSON line.
 _MOST_NESTED = 20  # In a row of JSON.
+_EXACT = 2**53  # Up to it, doubles hold all integers.
 _NUMBERS_AT_ONCE = 2**22  # Of a parquet file, which are held twice for a moment.
 
 
@@ -420,7 +422,8 @@ class _JsonLines(_Held):
         with filesystem.open(file.path, "rt", compression="infer") as lines:
             _check_objects(lines, file.name)
         with filesystem.open(file.path, "rb", compression="infer") as opened:
-            table = _parsed_json(opened.read())
+            content = opened.read()
+        table = _with_whole_numbers(_parsed_json(content), content)
         self.schema = table.schema
         self.hold(table)
 
@@ -436,17 +439,72 @@ def _first_of(lists: Any) -> Sequence[Any]:
 def _parsed_json(content: bytes) -> Table:
     """The table of JSON lines, with texts as they were written, also those that are dates."""
     import pyarrow
-    from pyarrow import json
+    from pyarrow import json as lines
 
     block = min(max(len(content), 1), 2**31 - 1)
-    reading = json.ReadOptions(block_size=block)
-    table = json.read_json(io.BytesIO(content), read_options=reading)
+    reading = lines.ReadOptions(block_size=block)
+    table = lines.read_json(io.BytesIO(content), read_options=reading)
     fields = [field.with_type(_without_dates(field.type)) for field in table.schema]
     schema = pyarrow.schema(fields)
     if schema == table.schema:
         return table
-    parsing = json.ParseOptions(explicit_schema=schema)
-    return json.read_json(io.BytesIO(content), reading, parsing)
+    parsing = lines.ParseOptions(explicit_schema=schema)
+    return lines.read_json(io.BytesIO(content), reading, parsing)
+
+
+def _with_whole_numbers(table: Table, content: bytes) -> Table:
+    """The table, with columns as texts whose integers no double holds, as different ids would become equal."""
+    import pyarrow
+
+    names = table.column_names
+    large = [name for name in names if _has_large_doubles(table[name])]
+    if not large:
+        return table
+    texts: dict[str, list[str | None]] = {name: [] for name in large}
+    is_rounded = dict.fromkeys(large, False)
+    for line in content.decode("utf-8-sig").split("\n"):
+        if not line.strip():
+            continue
+        row = json.loads(line)
+        for name in large:
+            value = row.get(name)
+            text = None if value is None else json.dumps(value, ensure_ascii=False)
+            texts[name].append(text)
+            is_rounded[name] |= _is_rounded(value)
+    for name in large:
+        if is_rounded[name]:
+            column = pyarrow.array(texts[name], pyarrow.string())
+            table = table.set_column(names.index(name), name, column)
+    return table
+
+
+def _has_large_doubles(column: Any) -> bool:
+    """Whether a column, or a list or an object in it, holds doubles so large that integers next to them are none."""
+    import pyarrow.compute as compute
+    from pyarrow import types
+
+    if types.is_list(column.type):
+        return _has_large_doubles(compute.list_flatten(column))
+    if types.is_struct(column.type):
+        places = range(column.type.num_fields)
+        parts = [compute.struct_field(column, place) for place in places]
+        return any(_has_large_doubles(part) for part in parts)
+    if not types.is_floating(column.type):
+        return False
+    largest = compute.max(compute.abs(column)).as_py()
+    return largest is not None and largest >= _EXACT
+
+
+def _is_rounded(value: Any) -> bool:
+    """Whether a value of JSON has an integer that no double holds."""
+    if isinstance(value, dict):
+        return any(_is_rounded(each) for each in value.values())
+    if isinstance(value, list):
+        return any(_is_rounded(each) for each in value)
+    if not isinstance(value, int) or abs(value) < _EXACT:
+        return False
+    # Of more digits a float would be infinite, which Python refuses to make.
+    return value.bit_length() > 1023 or int(float(value)) != value
 
 
 def _without_dates(kind: Any) -> Any:

@@ -474,3 +474,18 @@ def test_linked_folders_are_read(pattern: str, tmp_path: Path) -> None:
     found = read_predictions(tmp_path / "run" / pattern, by=["day"])
     assert found.predictions.by == {"day": ["1", "2"]}
     assert [file.name for file in found.files] == ["day=1/a.csv", "day=2/a.csv"]
+
+
+def test_integers_that_no_double_holds_are_kept_as_texts(tmp_path: Path) -> None:
+    first = 2**64
+    row = '{{"score": 0.5, "label": 0, "id": {}, "mixed": {}, "of": {{"ids": [1.5, {}]}}, "plain": {}}}\n'
+    ids = range(first, first + 150)
+    lines = [row.format(n, n - 2**63 - 1, n, "1e300") for n in ids]
+    last = '{"score": 0.5, "label": 0, "mixed": 1.5}\n'
+    (tmp_path / "a.jsonl").write_text("".join(lines) + last)
+    others = read_predictions(tmp_path / "a.jsonl", all_columns=True).others
+    assert others["id"].to_pylist() == [*map(str, ids), None]
+    mixed = [str(n - 2**63 - 1) for n in ids]
+    assert others["mixed"].to_pylist() == [*mixed, "1.5"]
+    assert others["of"][1].as_py() == f'{{"ids": [1.5, {first + 1}]}}'
+    assert others["plain"].to_pylist() == [1e300] * 150 + [None]
