@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -41,6 +43,7 @@ NUMBERS_WAY = (
 _BLOCK = 2**22  # The bytes in which pyarrow looks for the end of a row of a text file.
 _LONGEST_LINE = 2**20  # In bytes, of a JSON line.
 _MOST_NESTED = 20  # In a row of JSON.
+_EXACT = 2**53  # Up to it, doubles hold all integers.
 _NUMBERS_AT_ONCE = 2**22  # Of a parquet file, which are held twice for a moment.
 
 
@@ -87,11 +90,12 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
     """The files of one source: the named one, or those of a folder or a glob that are read."""
     glob = re.search(r"[*?\[]", without_query(root))
     is_named = False
+    finding = _through_links() if "file" in filesystem.protocol else filesystem
     if glob and not filesystem.exists(root):
-        paths = filesystem.glob(root)
+        paths = finding.glob(root)
         base = root[: glob.start()].rpartition("/")[0]
     elif filesystem.isdir(root):
-        paths = filesystem.find(root)
+        paths = finding.find(root)
         base = root.rstrip("/")
     else:
         is_missing = "file" in filesystem.protocol and not os.path.exists(root)
@@ -100,6 +104,9 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
         )
         paths = [root] if is_named else []
         base = without_query(root).rpartition("/")[0]
+    if finding is not filesystem:
+        # Of a file that is found twice the first path counts, which names its own folders.
+        paths = sorted(paths, key=lambda path: _is_linked(base, path))
     for path in paths:
         plain = without_query(path)
         name = plain[len(base) :].lstrip("/") if base else plain
@@ -113,6 +120,64 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
         folders = [each for each in name.split("/")[:-1] if "=" in each]
         partition: Any = tuple(tuple(each.split("=", 1)) for each in folders)
         yield File(path, name, partition)
+
+
+def _through_links() -> Any:
+    """The filesystem of this machine, which finds files below linked folders too."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    class ThroughLinks(LocalFileSystem):
+        # `glob` calls it as well, and reads the types only.
+        def find(
+            self,
+            path: str,
+            maxdepth: int | None = None,
+            withdirs: bool = False,
+            detail: bool = False,
+        ) -> Any:
+            most = math.inf if maxdepth is None else maxdepth
+            folder = path.rstrip("/")
+            found = {
+                each: {"type": kind}
+                for each, kind in _below(folder, most, ())
+                if withdirs or kind != "directory"
+            }
+            return found if detail else sorted(found)
+
+    return ThroughLinks(skip_instance_cache=True)
+
+
+def _is_linked(base: str, path: str) -> bool:
+    """Whether a path below a folder leads through a linked folder."""
+    folder = os.path.dirname(path)
+    own = os.path.relpath(folder, base or "/")
+    straight = os.path.normpath(os.path.join(os.path.realpath(base or "/"), own))
+    return os.path.realpath(folder) != straight
+
+
+def _below(
+    folder: str, depth: float, above: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
+    """The paths below a folder with their types."""
+    place = os.path.realpath(folder or "/")
+    # A link to a folder above itself would never end.
+    if place in above or depth < 1:
+        return
+    try:
+        with os.scandir(folder or "/") as listed:
+            entries = list(listed)
+    except OSError:
+        # A folder that may not be read has no files, as in fsspec.
+        return
+    for each in entries:
+        path = f"{folder}/{each.name}"
+        if not each.is_dir():
+            yield path, "file" if each.is_file() else "other"
+            continue
+        yield path, "directory"
+        # Files in such folders are not read.
+        if not each.name.startswith(("_", ".")):
+            yield from _below(path, depth - 1, (*above, place))
 
 
 def _check_ending(name: str) -> None:
@@ -357,7 +422,8 @@ class _JsonLines(_Held):
         with filesystem.open(file.path, "rt", compression="infer") as lines:
             _check_objects(lines, file.name)
         with filesystem.open(file.path, "rb", compression="infer") as opened:
-            table = _parsed_json(opened.read())
+            content = opened.read()
+        table = _with_whole_numbers(_parsed_json(content), content)
         self.schema = table.schema
         self.hold(table)
 
@@ -373,17 +439,72 @@ def _first_of(lists: Any) -> Sequence[Any]:
 def _parsed_json(content: bytes) -> Table:
     """The table of JSON lines, with texts as they were written, also those that are dates."""
     import pyarrow
-    from pyarrow import json
+    from pyarrow import json as lines
 
     block = min(max(len(content), 1), 2**31 - 1)
-    reading = json.ReadOptions(block_size=block)
-    table = json.read_json(io.BytesIO(content), read_options=reading)
+    reading = lines.ReadOptions(block_size=block)
+    table = lines.read_json(io.BytesIO(content), read_options=reading)
     fields = [field.with_type(_without_dates(field.type)) for field in table.schema]
     schema = pyarrow.schema(fields)
     if schema == table.schema:
         return table
-    parsing = json.ParseOptions(explicit_schema=schema)
-    return json.read_json(io.BytesIO(content), reading, parsing)
+    parsing = lines.ParseOptions(explicit_schema=schema)
+    return lines.read_json(io.BytesIO(content), reading, parsing)
+
+
+def _with_whole_numbers(table: Table, content: bytes) -> Table:
+    """The table, with columns as texts whose integers no double holds, as different ids would become equal."""
+    import pyarrow
+
+    names = table.column_names
+    large = [name for name in names if _has_large_doubles(table[name])]
+    if not large:
+        return table
+    texts: dict[str, list[str | None]] = {name: [] for name in large}
+    is_rounded = dict.fromkeys(large, False)
+    for line in content.decode("utf-8-sig").split("\n"):
+        if not line.strip():
+            continue
+        row = json.loads(line)
+        for name in large:
+            value = row.get(name)
+            text = None if value is None else json.dumps(value, ensure_ascii=False)
+            texts[name].append(text)
+            is_rounded[name] |= _is_rounded(value)
+    for name in large:
+        if is_rounded[name]:
+            column = pyarrow.array(texts[name], pyarrow.string())
+            table = table.set_column(names.index(name), name, column)
+    return table
+
+
+def _has_large_doubles(column: Any) -> bool:
+    """Whether a column, or a list or an object in it, holds doubles so large that integers next to them are none."""
+    import pyarrow.compute as compute
+    from pyarrow import types
+
+    if types.is_list(column.type):
+        return _has_large_doubles(compute.list_flatten(column))
+    if types.is_struct(column.type):
+        places = range(column.type.num_fields)
+        parts = [compute.struct_field(column, place) for place in places]
+        return any(_has_large_doubles(part) for part in parts)
+    if not types.is_floating(column.type):
+        return False
+    largest = compute.max(compute.abs(column)).as_py()
+    return largest is not None and largest >= _EXACT
+
+
+def _is_rounded(value: Any) -> bool:
+    """Whether a value of JSON has an integer that no double holds."""
+    if isinstance(value, dict):
+        return any(_is_rounded(each) for each in value.values())
+    if isinstance(value, list):
+        return any(_is_rounded(each) for each in value)
+    if not isinstance(value, int) or abs(value) < _EXACT:
+        return False
+    # Of more digits a float would be infinite, which Python refuses to make.
+    return value.bit_length() > 1023 or int(float(value)) != value
 
 
 def _without_dates(kind: Any) -> Any:

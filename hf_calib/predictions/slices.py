@@ -34,9 +34,10 @@ def slices_of(column: str, values: Sequence[Any]) -> tuple[list[str], IntArray]:
         texts = [None if value is None else str(value) for value in distinct]
         named = [_TITLES.get(text, str(text)) for text in texts]
     else:
-        titles = [f"{column} up to {edges[0]:g}"]
-        titles += [f"{column} {low:g} to {high:g}" for low, high in pairwise(edges)]
-        titles += [f"{column} above {edges[-1]:g}", _NO_VALUE]
+        shown = _shown(edges)
+        titles = [f"{column} up to {shown[0]}"]
+        titles += [f"{column} {low} to {high}" for low, high in pairwise(shown)]
+        titles += [f"{column} above {shown[-1]}", _NO_VALUE]
         ranges = np.searchsorted(edges, numbers)
         ranges[np.isnan(numbers)] = len(titles) - 1
         named = [titles[place] for place in ranges]
@@ -71,3 +72,16 @@ def _edges(numbers: FloatArray) -> list[float] | None:
     inner = np.arange(1, _RANGES) / _RANGES
     edges = np.quantile(finite, inner, method="inverted_cdf")
     return np.unique(edges).tolist()
+
+
+def _shown(edges: Sequence[float]) -> list[str]:
+    """The edges as texts that differ, as ranges with one name would become one slice."""
+    # Dates and times are large numbers, whose last digits matter.
+    n_whole = len(str(int(max(map(abs, edges)))))
+    digits = min(max(n_whole, 6), 15)
+    while True:
+        shown = [f"{edge:.{digits}g}" for edge in edges]
+        # Different numbers differ in 17 digits.
+        if len(set(shown)) == len(edges):
+            return shown
+        digits += 1

@@ -447,3 +447,45 @@ def test_arrays_without_rows(kind: str, tmp_path: Path) -> None:
     for label in ("label", None):
         with pytest.raises(InputError, match=r"expected a\.npz to have rows, got none"):
             read_predictions(path, label_column=label)
+
+
+@pytest.mark.parametrize("kept", ["text", 0.5])
+def test_a_kept_column_does_not_replace_the_calibrated_one(
+    kept: Any, tmp_path: Path
+) -> None:
+    logits = np.random.default_rng(0).normal(size=(20, 2)).tolist()
+    columns = [logits, [0, 1] * 10, [kept] * 20]
+    path = parquet(tmp_path / "a.parquet", ["logits", "label", "probs"], *columns)
+    result = call("calibrate", path, "--output", tmp_path / "out")
+    assert_refused(result, "got 'probs', which the table holds next to its scores")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("pattern", ["", "*/*.csv", "**/*.csv"])
+def test_linked_folders_are_read(pattern: str, tmp_path: Path) -> None:
+    for name in ("run/day=1", "disk2/more"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "a.csv").write_text("score,label\n0.5,0\n")
+    (tmp_path / "run" / "day=2").symlink_to(tmp_path / "disk2" / "more")
+    (tmp_path / "disk2" / "more" / "loop").symlink_to(tmp_path / "run")
+    (tmp_path / "run" / "before").symlink_to("day=1")
+    # A file keeps the name that it has without links.
+    found = read_predictions(tmp_path / "run" / pattern, by=["day"])
+    assert found.predictions.by == {"day": ["1", "2"]}
+    assert [file.name for file in found.files] == ["day=1/a.csv", "day=2/a.csv"]
+
+
+def test_integers_that_no_double_holds_are_kept_as_texts(tmp_path: Path) -> None:
+    first = 2**64
+    row = '{{"score": 0.5, "label": 0, "id": {}, "mixed": {}, "of": {{"ids": [1.5, {}]}}, "plain": {}}}\n'
+    ids = range(first, first + 150)
+    lines = [row.format(n, n - 2**63 - 1, n, "1e300") for n in ids]
+    last = '{"score": 0.5, "label": 0, "mixed": 1.5}\n'
+    (tmp_path / "a.jsonl").write_text("".join(lines) + last)
+    others = read_predictions(tmp_path / "a.jsonl", all_columns=True).others
+    assert others["id"].to_pylist() == [*map(str, ids), None]
+    mixed = [str(n - 2**63 - 1) for n in ids]
+    assert others["mixed"].to_pylist() == [*mixed, "1.5"]
+    assert others["of"][1].as_py() == f'{{"ids": [1.5, {first + 1}]}}'
+    assert others["plain"].to_pylist() == [1e300] * 150 + [None]

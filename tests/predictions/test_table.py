@@ -354,6 +354,23 @@ class TestSlices:
         found = read_predictions(path, by=["x"]).predictions
         assert slices_of("x", found.by["x"])[0] == ["0.0"]
 
+    @pytest.mark.parametrize(
+        ("first", "step", "title"),
+        [
+            (1_700_000_000, 1, "1700000019 to 1700000039"),
+            (20_240_101, 1, "20240120 to 20240140"),
+            (1_700_000_000.25, 1, "1700000019 to 1700000039"),
+            (2**60, 2**10, "1.15292150460687e+18 to 1.15292150460689e+18"),
+        ],
+    )
+    def test_fifths_of_large_numbers_stay_apart(
+        self, first: float, step: int, title: str
+    ) -> None:
+        values = [first + step * k for k in range(100)]
+        names, codes = slices_of("time", values)
+        assert np.bincount(codes).tolist() == [20] * 5
+        assert names[1] == f"time {title}"
+
     def test_a_column_of_ids_is_refused(self) -> None:
         users = [f"user {i}" for i in range(1500)]
         with pytest.raises(
