@@ -171,14 +171,16 @@ def _columns_of(read: Read, probs: NDArray[Any]) -> dict[str, Any]:
 
     columns = read.columns
     assert columns is not None
-    if columns.kind in (CONFIDENCE, SCORE):
-        return {columns.scores[0]: pyarrow.array(np.ascontiguousarray(probs[:, 1]))}
     if columns.listed:
         flat = pyarrow.array(np.ascontiguousarray(probs).reshape(-1))
         n_classes = probs.shape[1]
-        return {"probs": pyarrow.FixedSizeListArray.from_arrays(flat, n_classes)}
-    by_class = zip(columns.class_names, np.ascontiguousarray(probs.T), strict=True)
-    return {f"prob_{name}": pyarrow.array(own) for name, own in by_class}
+        lists = pyarrow.FixedSizeListArray.from_arrays(flat, n_classes)
+        return {columns.written[0]: lists}
+    by_class = np.ascontiguousarray(probs.T)
+    if columns.kind in (CONFIDENCE, SCORE):
+        by_class = by_class[1:]
+    pairs = zip(columns.written, by_class, strict=True)
+    return {name: pyarrow.array(own) for name, own in pairs}
 
 
 def load_soft_labels(

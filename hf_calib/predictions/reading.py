@@ -279,6 +279,7 @@ def _check_alike(
             columns.check_same(each)
             if all_columns:
                 check_different(each, each.names)
+                columns.check_kept(each)
 
 
 def _load(columns: Columns, opened: Opened, *, all_columns: bool) -> None:

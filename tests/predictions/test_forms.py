@@ -234,6 +234,31 @@ class TestScores:
         found = read_predictions(tmp_path / "s.csv", class_names=names).predictions
         assert found.labels.tolist() == [0, 1]
 
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    @pytest.mark.parametrize("name", ["0", "2", "0.0"])
+    def test_a_class_that_is_a_number(
+        self, name: str, form: str, tmp_path: Path
+    ) -> None:
+        table = pandas.DataFrame({f"prob_{name}": [0.2, 0.9], "label": [1, 0]})
+        path = tmp_path / f"s.{form}"
+        if form == "csv":
+            table.to_csv(path, index=False)
+        elif form == "jsonl":
+            table.to_json(path, orient="records", lines=True)
+        else:
+            table.to_parquet(path)
+        with pytest.raises(InputError, match=f"no number but 1, got 'prob_{name}'"):
+            read_predictions(path)
+        if name == "2":
+            return
+        found = read_predictions(path, class_names=["1", name]).predictions
+        assert [found.names[each] for each in found.labels] == ["1", name]
+        np.testing.assert_allclose(found.probabilities()[:, 1], [0.2, 0.9])
+        with pytest.raises(InputError, match=f"class of column 'prob_{name}' last"):
+            read_predictions(path, class_names=[name, "1"])
+        with pytest.raises(InputError, match="to be no number but 1"):
+            read_predictions(path, class_names=["ham", "spam"])
+
     def test_scores_outside_of_0_and_1(self, tmp_path: Path) -> None:
         (tmp_path / "s.csv").write_text("score,label\n0.5,1\n1.5,1\n")
         with pytest.raises(
