@@ -19,9 +19,7 @@ OF_TABLES = (
     "the names of the class columns",
     "write the labels as the columns are named, or as numbers from 0 on",
 )
-_ONE_WAY = (
-    "write a class in the same way in both columns, or write a column 'correct' of 0 and 1"
-)
+_ONE_WAY = "write a class in the same way in both columns, or write a column 'correct' of 0 and 1"
 _PADDED = re.compile(r"\s*[+-]?0\d")
 _LARGEST_EXACT = 2**53  # Above it, float64 does not represent all integers.
 

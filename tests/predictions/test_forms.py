@@ -158,7 +158,7 @@ class TestTopLabels:
             assert read_predictions(path).predictions.labels.tolist() == [1, 1, 0]
             rounded = np.array([1.0, 2.0**53 + 2])
             path = self.written(tmp_path / f"a.{form}", rounded, np.array([1, 2]))
-            with pytest.raises(InputError, match="not exact, got 9007.* in row 1"):
+            with pytest.raises(InputError, match=r"not exact, got 9007.* in row 1"):
                 read_predictions(path)
         names = np.array([b"a", b"b"])
         path = self.written(tmp_path / "a.npz", names, np.array(["a", "a"]))
@@ -171,7 +171,7 @@ class TestTopLabels:
     def test_integers_that_are_read_as_floats(self, tmp_path: Path) -> None:
         labels = [2**63, 2**63 + 1]
         path = self.written(tmp_path / "a.jsonl", labels[::-1], labels)
-        with pytest.raises(InputError, match="floats above 2.53 are not exact"):
+        with pytest.raises(InputError, match=r"floats above 2.53 are not exact"):
             read_predictions(path)
 
     def test_arrays(self, tmp_path: Path) -> None:
