@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import check, did_you_mean, few
+from hf_calib._text import as_number
 from hf_calib.metrics.checks import RowError
 from hf_calib.predictions.files import NUMBERS_WAY, Opened, check_numbers
 from hf_calib.predictions.labels import are_numbers, check_unambiguous
@@ -60,6 +61,22 @@ class Columns:
         """The columns that hold a number in each row."""
         scores = [] if self.listed else list(self.scores)
         return scores + [name for name in [self.weight] if name is not None]
+
+    @property
+    def written(self) -> list[str]:
+        """The columns of calibrated probabilities in a table that is written."""
+        if self.kind in (CONFIDENCE, SCORE):
+            return list(self.scores)
+        if self.listed:
+            return ["probs"]
+        return [PREFIXES["probs"] + name for name in self.class_names]
+
+    def check_kept(self, opened: Opened) -> None:
+        """Raise if a column that is kept would have the name of one that is written."""
+        kept = [name for name in opened.names if name not in self.scores]
+        taken = [repr(name) for name in kept if name in self.written]
+        requirement = "other columns not to have names of calibrated probabilities"
+        check(not taken, requirement, few(taken), "rename or remove them")
 
     def check_same(self, opened: Opened) -> None:
         """Raise if a file has other columns, classes or folders than the first."""
@@ -204,12 +221,28 @@ def _of_classes(
     requirement = "the columns of labels, weights and by not to be those of classes"
     check(not of_a_class, requirement, few(of_a_class), "name other columns")
     if len(used) == 1 and kind == "probs":
-        names = _two_names(wanted, (f"not {classes[0]}", classes[0]))
-        return Columns(SCORE, (used[0],), names)
+        return _of_one_class(used[0], classes[0], label, wanted)
     way_out = "write a column for each class"
     requirement = "the table to hold a column for each of at least 2 classes"
     check(len(used) >= 2, requirement, used[0], way_out)
     return Columns(kind, tuple(used), tuple(classes))
+
+
+def _of_one_class(column: str, name: str, label: str | None, wanted: Wanted) -> Columns:
+    """The probability of one class, the second of two, against all others."""
+    names = _two_names(wanted, (f"not {name}", name))
+    number = as_number(name)
+    is_first = name.casefold() == names[0].casefold()
+    # The labels 0 and 1 are ids, of which the second is that of the column's class.
+    is_second = wanted.class_names is not None and as_number(names[1]) == number
+    is_known = number in (None, 1) or is_second
+    requirement = f"class_names to name the class of column {column!r} last"
+    way_out = "name the other class, then this one"
+    check(not is_first, requirement, few(names), way_out)
+    requirement = "the class of a single column prob_<class> to be no number but 1"
+    way_out = "write a column for each class, or name the other class and this one"
+    check(is_known or label is None, requirement, repr(column), way_out)
+    return Columns(SCORE, (column,), names)
 
 
 def _of_top_labels(

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputError, InputValueError, check, expected, few
 from hf_calib._files import whole_file
-from hf_calib.metrics.checks import check_soft_labels, row_chunks
+from hf_calib.metrics.checks import check_kind, check_soft_labels, row_chunks
 from hf_calib.predictions.columns import CONFIDENCE, CORRECT, PREDICTED, SCORE
+from hf_calib.predictions.labels import are_equal
 from hf_calib.predictions.predictions import (
     Predictions,
     TopLabels,
@@ -70,10 +71,24 @@ def _top_labels(name: str, arrays: dict[str, Any], found: str) -> TopLabels:
         requirement = f"{name} to hold the array correct, or prediction and labels"
         way_out = "write whether each prediction is correct, as 0 or 1"
         check(bool(predicted) and "labels" in arrays, requirement, found, way_out)
-        correct = np.asarray(predicted[0] == arrays["labels"])
+        correct = _are_equal(predicted[0], arrays["labels"])
     confidence = arrays[CONFIDENCE].astype(np.float64, copy=False)
     made = TopLabels(confidence, correct)
     return replace(made, correct=correct.astype(np.int64))
+
+
+def _are_equal(predicted: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
+    """1 where the prediction (N,) is the label."""
+    import pyarrow
+
+    columns = {"prediction": predicted, "labels": labels}
+    for name, array in columns.items():
+        way_out = "write the class of each row, as a number or a text"
+        got = f"shape {array.shape}"
+        check(array.ndim == 1, f"{name} to have shape (N,)", got, way_out)
+        check_kind(array, "biufUS", f"{name} to hold numbers or texts", way_out)
+    first, second = map(pyarrow.array, columns.values())
+    return are_equal(first, "prediction", second, "labels")
 
 
 def save_predictions(
@@ -184,14 +199,16 @@ def _columns_of(read: Read, probs: NDArray[Any]) -> dict[str, Any]:
 
     columns = read.columns
     assert columns is not None
-    if columns.kind in (CONFIDENCE, SCORE):
-        return {columns.scores[0]: pyarrow.array(np.ascontiguousarray(probs[:, 1]))}
     if columns.listed:
         flat = pyarrow.array(np.ascontiguousarray(probs).reshape(-1))
         n_classes = probs.shape[1]
-        return {"probs": pyarrow.FixedSizeListArray.from_arrays(flat, n_classes)}
-    by_class = zip(columns.class_names, np.ascontiguousarray(probs.T), strict=True)
-    return {f"prob_{name}": pyarrow.array(own) for name, own in by_class}
+        lists = pyarrow.FixedSizeListArray.from_arrays(flat, n_classes)
+        return {columns.written[0]: lists}
+    by_class = np.ascontiguousarray(probs.T)
+    if columns.kind in (CONFIDENCE, SCORE):
+        by_class = by_class[1:]
+    pairs = zip(columns.written, by_class, strict=True)
+    return {name: pyarrow.array(own) for name, own in pairs}
 
 
 def load_soft_labels(

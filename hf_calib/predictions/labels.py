@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
@@ -18,6 +19,8 @@ OF_TABLES = (
     "the names of the class columns",
     "write the labels as the columns are named, or as numbers from 0 on",
 )
+_ONE_WAY = "write a class in the same way in both columns, or write a column 'correct' of 0 and 1"
+_PADDED = re.compile(r"\s*[+-]?0\d")
 _LARGEST_EXACT = 2**53  # Above it, float64 does not represent all integers.
 
 
@@ -85,6 +88,122 @@ def label_ids(
         got = f"{unknown!r} ({alike})" if alike else repr(unknown)
         raise RowError(row, argument, f"hold {told[0]} ({few(names)})", got, told[1])
     return np.asarray(found).astype(np.int64)
+
+
+def are_equal(
+    predicted: Any, predicted_name: str, labels: Any, label_name: str
+) -> NDArray[np.int64]:
+    """1 where the prediction (n,) is the label, in pyarrow arrays of any types; otherwise 0.
+
+    The rule is that of `label_ids`. Texts are names if one column has all values of the other. Otherwise numbers are
+    compared as numbers, and other texts without upper and lower case. As no class names say which is meant, texts that
+    may be codes or the same number, such as "01" and "1", are refused unless they are names.
+    """
+    import pyarrow
+
+    columns = [
+        _exact(predicted, f"column {predicted_name!r}"),
+        _exact(labels, f"column {label_name!r}"),
+    ]
+    if any(are_numbers(each.type) for each in columns):
+        # Next to numbers, false and true are 0 and 1.
+        columns = [_without_booleans(each) for each in columns]
+    encoded = [each.cast(pyarrow.string()).dictionary_encode() for each in columns]
+    first, second = (each.dictionary.to_pylist() for each in encoded)
+    told = f"columns {predicted_name!r} and {label_name!r}"
+    is_typed = any(are_numbers(each.type) for each in columns)
+    are_names = set(first) <= set(second) or set(second) <= set(first)
+    keys: list[list[Decimal | str]] = [first, second]
+    if is_typed or not are_names:
+        keys = [_keys(first, told), _keys(second, told)]
+        _check_not_padded(dict(zip(keys[0], first, strict=True)), keys[1], second, told)
+    else:
+        # Numbers that are written in two ways would be kept apart, and be wrong without a word.
+        every = dict.fromkeys([*first, *second])
+        numbers = [text for text in every if as_number(text) is not None]
+        _keys([text for text in numbers if not _is_padded(text)], told)
+    known = list(dict.fromkeys([*keys[0], *keys[1]]))
+    texts = [key for key in known if isinstance(key, str)]
+    alike = look_alikes(texts, texts)
+    requirement = f"the classes in {told} to differ visibly"
+    check(not alike, requirement, alike, "write each class in one way")
+    are_shared = len(known) < len(first) + len(second)
+    requirement = f"{told} to hold the same classes"
+    got = f"{few(first)} and {few(second)}, of which none is in both"
+    way_out = "write both alike, or write a column 'correct' of 0 and 1"
+    check(are_shared, requirement, got, way_out)
+    places = {key: place for place, key in enumerate(known)}
+    of_first, of_second = (np.array([places[key] for key in own]) for own in keys)
+    predicted_ids = of_first[np.asarray(encoded[0].indices)]
+    ids = of_second[np.asarray(encoded[1].indices)]
+    return (predicted_ids == ids).astype(np.int64)
+
+
+def _keys(texts: Sequence[str], told: str) -> list[Decimal | str]:
+    """What is compared of different labels; raise if two of them would be equal."""
+    keys = [_key(text) for text in texts]
+    times = Counter(keys)
+    pairs = zip(keys, texts, strict=True)
+    twice = [repr(text) for key, text in pairs if times[key] > 1]
+    requirement = f"each class in {told} to be written in one way"
+    check(not twice, requirement, few(twice), _ONE_WAY)
+    return keys
+
+
+def _check_not_padded(
+    predicted: dict[Decimal | str, str],
+    keys: Sequence[Decimal | str],
+    texts: Sequence[str],
+    told: str,
+) -> None:
+    """Raise if a prediction, by its key, and a label are the same number, and one may be a code such as "01"."""
+    pairs = [
+        (predicted[key], text)
+        for key, text in zip(keys, texts, strict=True)
+        if key in predicted
+    ]
+    padded = [
+        f"{one!r} and {other!r}"
+        for one, other in pairs
+        if one.strip() != other.strip() and (_is_padded(one) or _is_padded(other))
+    ]
+    requirement = f"each class in {told} to be written in one way"
+    check(not padded, requirement, few(padded), _ONE_WAY)
+
+
+def _is_padded(text: str) -> bool:
+    """Whether a number is written with zeros that it does not need, as codes are."""
+    return as_number(text) is not None and bool(_PADDED.match(text))
+
+
+def _exact(column: Any, argument: str) -> Any:
+    """Return a column that is `filled`; raise if its numbers are floats that may have been other integers."""
+    import pyarrow.compute as compute
+    from pyarrow import types
+
+    column = filled(column, argument)
+    if types.is_floating(column.type):
+        wide = column.cast("float64")
+        is_rounded = np.asarray(compute.greater(compute.abs(wide), _LARGEST_EXACT))
+        if is_rounded.any():
+            row = int(np.argmax(is_rounded))
+            requirement = "hold classes, of which floats above 2^53 are not exact"
+            way_out = "write the classes as integers or texts"
+            raise RowError(row, argument, requirement, wide[row].as_py(), way_out)
+    return column
+
+
+def _without_booleans(column: Any) -> Any:
+    """Return a column with 0 and 1 in place of booleans."""
+    from pyarrow import types
+
+    return column.cast("int8") if types.is_boolean(column.type) else column
+
+
+def _key(text: str) -> Decimal | str:
+    """What is compared of a label: a number, or a text in lower case."""
+    number = as_number(text)
+    return text.lower() if number is None else number
 
 
 def are_numbers(kind: Any) -> bool:

@@ -42,7 +42,7 @@ from hf_calib.predictions.files import (
     readable,
 )
 from hf_calib.predictions.formats import load_arrays
-from hf_calib.predictions.labels import filled, label_ids
+from hf_calib.predictions.labels import are_equal, label_ids
 from hf_calib.predictions.logs import OptionScores, read_log, rows_of_log
 from hf_calib.predictions.predictions import (
     OnRows,
@@ -279,6 +279,7 @@ def _check_alike(
             columns.check_same(each)
             if all_columns:
                 check_different(each, each.names)
+                columns.check_kept(each)
 
 
 def _load(columns: Columns, opened: Opened, *, all_columns: bool) -> None:
@@ -399,7 +400,7 @@ class _Rows:
             told = (requirement, way_out)
             return label_ids(marked, outcome, ("false", "true"), told)
         label = str(self.columns.label)
-        return _are_equal(marked, outcome, self.column(label), label)
+        return are_equal(marked, outcome, self.column(label), label)
 
     def column(self, name: str) -> Any:
         """A column of all files, with nulls for those without it; texts in one and numbers in another are texts."""
@@ -471,21 +472,3 @@ def _check_look_like_probabilities(scores: NDArray[Any]) -> None:
     requirement = "hold probabilities, as their names do not say logit_"
     way_out = "name the columns logit_<class> if they hold logits, and prob_<class> if there are others"
     refuse(outside, "the class columns", requirement, scores, way_out)
-
-
-def _are_equal(
-    predicted: Any, predicted_name: str, labels: Any, label_name: str
-) -> NDArray[np.int64]:
-    """1 where the prediction (N,) is the label; numbers are compared as numbers, because 1.0 is 1."""
-    import pyarrow
-    import pyarrow.compute as compute
-
-    columns = [
-        filled(predicted, f"column {predicted_name!r}"),
-        filled(labels, f"column {label_name!r}"),
-    ]
-    try:
-        pair = [each.cast(pyarrow.float64()) for each in columns]
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
-        pair = [each.cast(pyarrow.string()) for each in columns]
-    return np.asarray(compute.equal(*pair)).astype(np.int64)

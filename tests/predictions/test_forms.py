@@ -90,6 +90,90 @@ class TestTopLabels:
             assert isinstance(found, TopLabels)
             np.testing.assert_array_equal(found.correct, table["correct"])
 
+    def written(self, path: Path, predicted: Any, labels: Any) -> Path:
+        confidence = np.full(len(labels), 0.8)
+        columns = {"confidence": confidence, "prediction": predicted}
+        if path.suffix == ".npz":
+            np.savez(path, **columns, labels=labels)  # type: ignore[arg-type]
+            return path
+        table = pandas.DataFrame({**columns, "label": labels})
+        if path.suffix == ".csv":
+            table.to_csv(path, index=False)
+        elif path.suffix == ".jsonl":
+            table.to_json(path, orient="records", lines=True)
+        else:
+            table.to_parquet(path)
+        return path
+
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl", "npz"])
+    @pytest.mark.parametrize(
+        ("predicted", "labels", "correct"),
+        [
+            (["1", "2", "nan"], ["1", "2", "nan"], [1, 1, 1]),
+            (["01", "1", "1"], ["1", "1", "1"], [0, 1, 1]),
+            ([2**53 + 1, 2**53], [2**53 + 1, 2**53 + 1], [1, 0]),
+            (["9007199254740993", "x"], ["9007199254740992", "x"], [0, 1]),
+            (["2.0", "1"], ["2", "3"], [1, 0]),
+            (["0.0", "1.0", "2.0"], ["0", "2", "other"], [1, 0, 0]),
+            ([0.0, 1.0, 1.0], ["0", "1", "other"], [1, 1, 0]),
+            ([0, 1, 1], [0.0, 1.0, 0.5], [1, 1, 0]),
+            (["True", "False"], ["true", "true"], [1, 0]),
+            (["us", "US", "us"], ["us", "us", "US"], [1, 0, 0]),
+            (["Cat", "dog"], ["cat", "bird"], [1, 0]),
+        ],
+    )
+    def test_the_prediction_is_the_label(
+        self, predicted: Any, labels: Any, correct: Any, form: str, tmp_path: Path
+    ) -> None:
+        path = self.written(tmp_path / f"a.{form}", predicted, labels)
+        found = read_predictions(path).predictions
+        assert found.labels.tolist() == correct
+
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl", "npz"])
+    @pytest.mark.parametrize(
+        ("predicted", "labels", "message"),
+        [
+            (["cat", "dog"], ["cat ", "dog "], "differ only by spaces"),
+            (["cat", "dog"], ["cat ", "dog"], "differ only by spaces"),
+            (["cat", "cat "], ["cat ", "cat"], "differ only by spaces"),
+            ([0, 1], ["cat", "dog"], "'labels?' to hold the same classes, got 0, 1"),
+            (["us", "US"], ["us", "de"], "in one way, got 'us', 'US'"),
+            (["1", "1.0"], ["1", "x"], "to be written in one way, got '1', '1.0'"),
+            (["1", "1.0"], ["1", "1"], "to be written in one way, got '1', '1.0'"),
+            (["01", "2"], ["1", "02"], "in one way, got '01' and '1', '2' and '02'"),
+            ([1, 2], ["01", "2"], "in one way, got '1' and '01'"),
+        ],
+    )
+    def test_the_prediction_may_be_the_label(
+        self, predicted: Any, labels: Any, message: str, form: str, tmp_path: Path
+    ) -> None:
+        path = self.written(tmp_path / f"a.{form}", predicted, labels)
+        with pytest.raises(InputError, match=message):
+            read_predictions(path)
+
+    def test_predictions_that_are_no_integers_or_texts(self, tmp_path: Path) -> None:
+        flags = np.array([True, False, True])
+        for form in ("parquet", "npz"):
+            path = self.written(tmp_path / f"a.{form}", flags, np.array([1, 0, 0]))
+            assert read_predictions(path).predictions.labels.tolist() == [1, 1, 0]
+            rounded = np.array([1.0, 2.0**53 + 2])
+            path = self.written(tmp_path / f"a.{form}", rounded, np.array([1, 2]))
+            with pytest.raises(InputError, match=r"not exact, got 9007.* in row 1"):
+                read_predictions(path)
+        names = np.array([b"a", b"b"])
+        path = self.written(tmp_path / "a.npz", names, np.array(["a", "a"]))
+        assert read_predictions(path).predictions.labels.tolist() == [1, 0]
+        missing = np.array([1.0, np.nan])
+        path = self.written(tmp_path / "a.npz", missing, np.array([1, 1]))
+        with pytest.raises(InputError, match="label in every row, got none in row 1"):
+            read_predictions(path)
+
+    def test_integers_that_are_read_as_floats(self, tmp_path: Path) -> None:
+        labels = [2**63, 2**63 + 1]
+        path = self.written(tmp_path / "a.jsonl", labels[::-1], labels)
+        with pytest.raises(InputError, match=r"floats above 2.53 are not exact"):
+            read_predictions(path)
+
     def test_arrays(self, tmp_path: Path) -> None:
         table = top_labels()
         confidence = table["confidence"].to_numpy()
@@ -233,6 +317,31 @@ class TestScores:
         names = ["ham", "spam"]
         found = read_predictions(tmp_path / "s.csv", class_names=names).predictions
         assert found.labels.tolist() == [0, 1]
+
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    @pytest.mark.parametrize("name", ["0", "2", "0.0"])
+    def test_a_class_that_is_a_number(
+        self, name: str, form: str, tmp_path: Path
+    ) -> None:
+        table = pandas.DataFrame({f"prob_{name}": [0.2, 0.9], "label": [1, 0]})
+        path = tmp_path / f"s.{form}"
+        if form == "csv":
+            table.to_csv(path, index=False)
+        elif form == "jsonl":
+            table.to_json(path, orient="records", lines=True)
+        else:
+            table.to_parquet(path)
+        with pytest.raises(InputError, match=f"no number but 1, got 'prob_{name}'"):
+            read_predictions(path)
+        if name == "2":
+            return
+        found = read_predictions(path, class_names=["1", name]).predictions
+        assert [found.names[each] for each in found.labels] == ["1", name]
+        np.testing.assert_allclose(found.probabilities()[:, 1], [0.2, 0.9])
+        with pytest.raises(InputError, match=f"class of column 'prob_{name}' last"):
+            read_predictions(path, class_names=[name, "1"])
+        with pytest.raises(InputError, match="to be no number but 1"):
+            read_predictions(path, class_names=["ham", "spam"])
 
     def test_scores_outside_of_0_and_1(self, tmp_path: Path) -> None:
         (tmp_path / "s.csv").write_text("score,label\n0.5,1\n1.5,1\n")

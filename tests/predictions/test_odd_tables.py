@@ -234,6 +234,26 @@ class TestOutput:
         with pytest.raises(InputError, match="to be a folder of its own, got a link"):
             calibrate(tmp_path / "in", tmp_path / "out", method="temperature")
 
+    @pytest.mark.parametrize("form", ["list", "weights", "second file"])
+    def test_a_column_with_a_name_that_is_written(
+        self, form: str, tmp_path: Path
+    ) -> None:
+        logits = np.random.default_rng(0).normal(size=(60, 2))
+        columns = {"logit_a": logits[:, 0], "logit_b": logits[:, 1], "label": 0}
+        table = pandas.DataFrame(columns)
+        name = "prob_a"
+        if form == "list":
+            name = "probs"
+            table = pandas.DataFrame({"logits": list(logits), "label": 0})
+        elif form == "second file":
+            table.to_parquet(tmp_path / "0.parquet")
+        weight = "prob_a" if form == "weights" else None
+        table.assign(**{name: 1.0}).to_parquet(tmp_path / "1.parquet")
+        assert len(evaluate(tmp_path, weight_column=weight).before.metrics) > 5
+        with pytest.raises(InputError, match=f"names of calibrated .*, got '{name}'"):
+            calibrate(tmp_path, tmp_path / "_out", weight_column=weight)
+        assert not (tmp_path / "_out").exists()
+
     def test_files_of_one_name_but_for_the_ending(self, tmp_path: Path) -> None:
         self.table(0).to_csv(tmp_path / "a.csv", index=False)
         self.table(1).to_csv(tmp_path / "a.tsv", index=False, sep="\t")
