@@ -19,7 +19,6 @@ from hf_calib.commands.output import (
     PREDICTIONS,
     check_holds_no_others,
     results,
-    rule_files,
 )
 from hf_calib.commands.source import (
     FileSource,
@@ -28,7 +27,7 @@ from hf_calib.commands.source import (
     check_kind,
     open_source,
 )
-from hf_calib.decisions.saved import DECISIONS
+from hf_calib.decisions.saved import DECISIONS, rule_files
 from hf_calib.predictions.formats import write_calibrated
 from hf_calib.predictions.predictions import (
     SINGLE_LABEL,
@@ -359,7 +358,6 @@ def _check_files(source: FileSource, options: Calibrate, scaler: Any) -> None:
     requirement = "--weight-column to go with a method that has a weighted form"
     fits = is_weighted or options.weight_column is None
     check(fits, requirement, method_of(scaler), "use temperature")
-    # The table that is written is that of the test data, if there are any.
 
 
 # ---- Models ----

@@ -5,18 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from hf_calib._errors import check, few
-from hf_calib._files import report_files
-from hf_calib.decisions.saved import CALIBRATION, DECISIONS, RULE_REPORT
+from hf_calib.decisions.saved import CALIBRATION, rule_files
 from hf_calib.predictions.predictions import holds_model
 
 # One of them is written, of arrays or of tables.
 PREDICTIONS = ("predictions.npz", "predictions.parquet")
-
-
-def rule_files(output: Path) -> list[Path]:
-    """The rule of an earlier `hf-calib decide` in a folder, and the report on it."""
-    rule = [output / DECISIONS] if (output / DECISIONS).is_file() else []
-    return [*rule, *report_files(output / RULE_REPORT)]
 
 
 def results(output: Path) -> list[Path]:

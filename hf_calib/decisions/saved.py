@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, check, expected, few, printable
-from hf_calib._files import whole_file
+from hf_calib._files import report_files, whole_file
 from hf_calib._records import (
     MOST_BYTES_OF_A_MAP,
     check_record,
@@ -284,6 +284,12 @@ class Decisions:
 
 
 # ---- Files ----
+
+
+def rule_files(folder: Path) -> list[Path]:
+    """The rule of an earlier `hf-calib decide` in a folder, and the report on it."""
+    rule = [folder / DECISIONS] if (folder / DECISIONS).is_file() else []
+    return [*rule, *report_files(folder / RULE_REPORT)]
 
 
 def calibrator_of(name: str | os.PathLike[str]) -> str | None:

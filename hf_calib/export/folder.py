@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_calib._errors import InputError, check
-from hf_calib._files import move_files, remove_files, report_files, whole_folder
-from hf_calib.decisions.saved import DECISIONS, RULE_REPORT, Decisions
+from hf_calib._files import move_files, remove_files, whole_folder
+from hf_calib.decisions.saved import DECISIONS, Decisions, rule_files
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics.checks import check_type
 from hf_calib.models.weights import fingerprint, hash_of
@@ -133,15 +133,13 @@ def replace_model(made: Path, target: Path) -> None:
     The old weights are removed first, and the new weights are written last. A process that is killed in between leaves
     a folder that cannot be loaded, and never folded weights with a config without a calibrator.
     """
-    outdated: list[str | Path] = [KEPT_HEAD, MAP_NAME]
     about = load_map(made).about if (made / MAP_NAME).is_file() else {}
     if not has_rule_of(target, about):
-        outdated.append(DECISIONS)
-        remove_files(target, report_files(target / RULE_REPORT))
+        remove_files(target, rule_files(target))
     for path in sorted(target.iterdir(), key=lambda path: _turn(path.name)):
         if is_weights(path.name):
             path.unlink()
-    for name in outdated:
+    for name in (KEPT_HEAD, MAP_NAME):
         its_own = (
             not (target / name).parent.is_symlink() or (target / name).parent == target
         )

@@ -30,7 +30,7 @@ from hf_calib._records import (
     wrong_entry,
 )
 from hf_calib.cards.facts import REPORT_FOLDER
-from hf_calib.decisions.saved import DECISIONS, RULE_REPORT
+from hf_calib.decisions.saved import rule_files
 from hf_calib.export.folder import (
     CONFIG,
     KEPT_HEAD,
@@ -401,7 +401,7 @@ def save_beside(folder: Path, loss: CalibrationLoss, fitted: SavedMap | None) ->
         # The report there is on another calibrator.
         outdated += report_files(folder / REPORT_FOLDER)
     if not has_rule_of(folder, fitted.about if fitted else {}):
-        outdated += [folder / DECISIONS, *report_files(folder / RULE_REPORT)]
+        remove_files(folder, rule_files(folder))
     of_folder = [path for path in outdated if path.is_file()]
     if not (folder / REPORT_FOLDER).is_symlink():
         remove_files(folder, of_folder)

@@ -21,6 +21,7 @@ from hf_calib.predictions import (
 from hf_calib.report import making, rows
 from tests.helpers.commands import assert_refused, call
 from tests.helpers.reports import quick_reports  # noqa: F401
+from tests.helpers.tables import write_table
 
 RNG = np.random.default_rng(0)
 
@@ -96,14 +97,7 @@ class TestTopLabels:
         if path.suffix == ".npz":
             np.savez(path, **columns, labels=labels)  # type: ignore[arg-type]
             return path
-        table = pandas.DataFrame({**columns, "label": labels})
-        if path.suffix == ".csv":
-            table.to_csv(path, index=False)
-        elif path.suffix == ".jsonl":
-            table.to_json(path, orient="records", lines=True)
-        else:
-            table.to_parquet(path)
-        return path
+        return write_table(pandas.DataFrame({**columns, "label": labels}), path)
 
     @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl", "npz"])
     @pytest.mark.parametrize(
@@ -323,13 +317,7 @@ class TestScores:
         self, name: str, form: str, tmp_path: Path
     ) -> None:
         table = pandas.DataFrame({f"prob_{name}": [0.2, 0.9], "label": [1, 0]})
-        path = tmp_path / f"s.{form}"
-        if form == "csv":
-            table.to_csv(path, index=False)
-        elif form == "jsonl":
-            table.to_json(path, orient="records", lines=True)
-        else:
-            table.to_parquet(path)
+        path = write_table(table, tmp_path / f"s.{form}")
         with pytest.raises(InputError, match=f"no number but 1, got 'prob_{name}'"):
             read_predictions(path)
         if name == "2":
@@ -355,13 +343,7 @@ class TestClassColumnsWithoutPrefix:
     def test_texts_next_to_them_are_no_classes(self, form: str, tmp_path: Path) -> None:
         table = pandas.DataFrame({"text": ["x", "y"], "cat": [0.5, 0.1]})
         table = table.assign(dog=[0.5, 0.9], label=["cat", "dog"])
-        path = tmp_path / f"a.{form}"
-        if form == "csv":
-            table.to_csv(path, index=False)
-        elif form == "jsonl":
-            table.to_json(path, orient="records", lines=True)
-        else:
-            table.to_parquet(path)
+        path = write_table(table, tmp_path / f"a.{form}")
         assert load_predictions(path).class_names == ("cat", "dog")
 
     def test_a_class_that_begins_with_a_missing_number(self, tmp_path: Path) -> None:

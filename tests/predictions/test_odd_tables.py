@@ -24,6 +24,7 @@ from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling import IsotonicScaling, TemperatureScaling
 from tests.helpers.commands import assert_refused, call, called_for_json
 from tests.helpers.reports import quick_reports  # noqa: F401
+from tests.helpers.tables import write_table
 
 
 def parquet(path: Path, names: list[str], *columns: Any) -> Path:
@@ -300,13 +301,7 @@ def test_names_that_are_ids_of_other_classes_are_refused(
     names = ["1", "2", "3", "4", "5", "none"]
     table = pandas.DataFrame(np.full((4, 6), 1 / 6), columns=names).add_prefix("prob_")
     table["label"] = ["1", "none", "2", "3"]
-    path = tmp_path / f"a.{form}"
-    if form == "parquet":
-        table.to_parquet(path)
-    elif form == "jsonl":
-        table.to_json(path, orient="records", lines=True)
-    else:
-        table.to_csv(path, index=False, sep="\t" if form == "tsv" else ",")
+    path = write_table(table, tmp_path / f"a.{form}")
     with pytest.raises(InputError, match=r"got class names '1', '2', '3', '4', '5'"):
         read_predictions(path)
 
