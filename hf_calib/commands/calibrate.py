@@ -29,7 +29,7 @@ from hf_calib.commands.source import (
     open_source,
 )
 from hf_calib.decisions.saved import DECISIONS
-from hf_calib.predictions.formats import check_others_are_kept, write_calibrated
+from hf_calib.predictions.formats import write_calibrated
 from hf_calib.predictions.predictions import (
     SINGLE_LABEL,
     TOKENS,
@@ -359,8 +359,6 @@ def _check_files(source: FileSource, options: Calibrate, scaler: Any) -> None:
     requirement = "--weight-column to go with a method that has a weighted form"
     fits = is_weighted or options.weight_column is None
     check(fits, requirement, method_of(scaler), "use temperature")
-    # The table that is written is that of the test data, if there are any.
-    check_others_are_kept(source.read.get("test_data", source.read["data"]))
 
 
 # ---- Models ----

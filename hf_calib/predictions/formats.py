@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputError, InputValueError, check, expected, few
+from hf_calib._errors import InputError, InputValueError, check, expected
 from hf_calib._files import whole_file
 from hf_calib.metrics.checks import check_kind, check_soft_labels, row_chunks
 from hf_calib.predictions.columns import CONFIDENCE, CORRECT, PREDICTED, SCORE
@@ -149,19 +149,6 @@ def write_calibrated(
         names = class_names or chosen.class_names
         made = Predictions(chosen.labels, probs=probs, class_names=names)
     save_predictions(made, target)
-
-
-def check_others_are_kept(read: Read) -> None:
-    """Raise if a column of calibrated probabilities would have the name of another column, which is kept."""
-    if read.columns is None:
-        return
-    uniform = np.full((1, read.predictions.n_classes), 0.5)
-    taken = set(read.others.column_names)
-    clashes = [repr(name) for name in _columns_of(read, uniform) if name in taken]
-    requirement = "the columns of calibrated probabilities to have names of their own"
-    got = f"{few(clashes)}, which the table holds next to its scores"
-    way_out = "rename or remove the table's column"
-    check(not clashes, requirement, got, way_out)
 
 
 def _write_table(

@@ -226,9 +226,11 @@ class TestOutput:
         (tmp_path / "out").mkdir()
         link = tmp_path / "out" / "predictions.parquet"
         link.symlink_to(tmp_path / "mine.parquet")
-        calibrate(tmp_path / "in", tmp_path / "out", method="temperature")
+        with pytest.raises(InputError, match="no predictions but those of an earlier"):
+            calibrate(tmp_path / "in", tmp_path / "out", method="temperature")
         assert (tmp_path / "mine.parquet").read_text() == "mine"
-        assert not link.is_symlink()
+        link.unlink()
+        calibrate(tmp_path / "in", tmp_path / "out", method="temperature")
         (tmp_path / "out" / "figures").rename(tmp_path / "elsewhere")
         (tmp_path / "out" / "figures").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(InputError, match="to be a folder of its own, got a link"):
