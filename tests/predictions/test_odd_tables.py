@@ -493,6 +493,15 @@ def test_linked_folders_are_read(pattern: str, tmp_path: Path) -> None:
     assert [file.name for file in found.files] == ["day=1/a.csv", "day=2/a.csv"]
 
 
+def test_a_folder_of_linked_folders_only_is_one_of_predictions(tmp_path: Path) -> None:
+    for name in ("run", "disk2"):
+        (tmp_path / name).mkdir()
+    rows = "prob_a,prob_b,label\n0.5,0.5,a\n0.4,0.6,b\n"
+    (tmp_path / "disk2" / "a.csv").write_text(rows)
+    (tmp_path / "run" / "part").symlink_to(tmp_path / "disk2")
+    assert called_for_json("evaluate", tmp_path / "run")["n_examples"] == 2
+
+
 def test_integers_that_no_double_holds_are_kept_as_texts(tmp_path: Path) -> None:
     first = 2**64
     row = '{{"score": 0.5, "label": 0, "id": {}, "mixed": {}, "of": {{"ids": [1.5, {}]}}, "plain": {}}}\n'
