@@ -67,6 +67,7 @@ def find_files(sources: Sequence[str]) -> tuple[Any, list[File]]:
     import fsspec
 
     found: dict[Any, File] = {}
+    places = set()
     filesystems = []
     way_out = f"check the path; files end in {', '.join(FORMATS)}, or a folder has them"
     for source in sources:
@@ -77,8 +78,12 @@ def find_files(sources: Sequence[str]) -> tuple[Any, list[File]]:
         got = f"{few([source])}, where there are none"
         check(bool(files), "predictions to name existing files", got, way_out)
         for file in files:
-            # A link is no second file.
-            found.setdefault(identity(file.path), file)
+            # A link is no second file, but a partition of its own may hold one.
+            folder, name = os.path.split(file.path)
+            place = os.path.join(os.path.realpath(folder), name)
+            if place not in places:
+                places.add(place)
+                found.setdefault((identity(file.path), file.partition), file)
     kinds = {type(each) for each in filesystems}
     way_out = "read the files of each place with a separate command"
     got = few(list(sources))
@@ -113,6 +118,9 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
         if not is_named and not is_read(PurePosixPath(name)):
             continue
         _check_ending(name)
+        is_broken = finding is not filesystem and not os.path.exists(path)
+        way_out = "remove the link, or restore its file"
+        check(not is_broken, f"{path} to be a file", "a link to nothing", way_out)
         kind = filesystem.info(path)["type"]
         got = "a folder" if kind == "directory" else "no regular file"
         way_out = "name a file, or the folder above it"
@@ -342,6 +350,11 @@ class _Text(_Held):
         got = "none in the first 4 MB" if start else "an empty file"
         requirement = f"{self.file.name} to begin with a line of column names"
         check(bool(lines.strip()), requirement, got, _CLOSE)
+        # These bytes begin a compressed file, or are between the letters of UTF-16.
+        is_text = not lines.startswith("\x1f") and "\0" not in lines.partition("\n")[0]
+        got = "a compressed file, or one in another encoding"
+        way_out = "write it in UTF-8; the name of a compressed file ends in .gz"
+        check(is_text, f"{self.file.name} to be text in UTF-8", got, way_out)
         text = io.StringIO(lines, newline="")
         rows = filter(None, csv.reader(text, delimiter=self.separator))
         names = next(rows)

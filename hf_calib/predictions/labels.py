@@ -19,6 +19,7 @@ OF_TABLES = (
     "the names of the class columns",
     "write the labels as the columns are named, or as numbers from 0 on",
 )
+FLAGS = ("false", "true")
 _ONE_WAY = "write a class in the same way in both columns, or write a column 'correct' of 0 and 1"
 _PADDED = re.compile(r"\s*[+-]?0\d")
 _LARGEST_EXACT = 2**53  # Above it, float64 does not represent all integers.
@@ -88,6 +89,23 @@ def label_ids(
         got = f"{unknown!r} ({alike})" if alike else repr(unknown)
         raise RowError(row, argument, f"hold {told[0]} ({few(names)})", got, told[1])
     return np.asarray(found).astype(np.int64)
+
+
+def are_flags(column: Any, name: str, class_names: Sequence[str]) -> bool:
+    """Whether labels are false or true, which stand for the first and the second of these two class names."""
+    import pyarrow
+    import pyarrow.compute as compute
+    from pyarrow import types
+
+    first, second = (each.lower() for each in class_names)
+    # These names say that true is the first class, or false the second.
+    if first == FLAGS[1] or second == FLAGS[0]:
+        return False
+    column = filled(column, f"column {name!r}")
+    if types.is_boolean(column.type) or are_numbers(column.type):
+        return types.is_boolean(column.type)
+    lower = compute.utf8_lower(column.cast(pyarrow.string()))
+    return bool(compute.all(compute.is_in(lower, pyarrow.array(FLAGS))).as_py())
 
 
 def are_equal(
@@ -204,6 +222,11 @@ def _key(text: str) -> Decimal | str:
     """What is compared of a label: a number, or a text in lower case."""
     number = as_number(text)
     return text.lower() if number is None else number
+
+
+def is_same(text: str, other: str) -> bool:
+    """Whether two texts are one label: the same number, or the same text without upper and lower case."""
+    return _key(text) == _key(other)
 
 
 def are_numbers(kind: Any) -> bool:

@@ -478,8 +478,12 @@ def is_predictions(source: str) -> bool:
     if os.path.isfile(source) or suffix_of(source) is not None or "://" in source:
         return True
     if os.path.isdir(source):
-        return not holds_model(source) and any(
-            is_read(path.relative_to(source)) for path in Path(source).rglob("*")
+        if holds_model(source):
+            return False
+        # What a linked folder holds is seen when it is read.
+        return any(
+            is_read(path.relative_to(source)) or (path.is_symlink() and path.is_dir())
+            for path in Path(source).rglob("*")
         )
     return bool(re.search(r"[*?\[]", source))
 

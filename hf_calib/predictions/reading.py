@@ -42,7 +42,13 @@ from hf_calib.predictions.files import (
     readable,
 )
 from hf_calib.predictions.formats import load_arrays
-from hf_calib.predictions.labels import are_equal, label_ids
+from hf_calib.predictions.labels import (
+    FLAGS,
+    are_equal,
+    are_flags,
+    is_same,
+    label_ids,
+)
 from hf_calib.predictions.logs import OptionScores, read_log, rows_of_log
 from hf_calib.predictions.predictions import (
     OnRows,
@@ -348,8 +354,10 @@ class _Rows:
                         else:
                             numbers = numbers_of(column, name)
                             self.scores[row_of[name], rows] = numbers
-            for _, part in table.parts(stored, width=1):
+            for first, part in table.parts(stored, width=1):
                 for name, column in zip(part.schema.names, part.columns, strict=True):
+                    with naming(table.file, files, first):
+                        _check_partition(table.file, name, column)
                     self.parts[name][place].append(column)
         return table.n_rows
 
@@ -385,7 +393,10 @@ class _Rows:
         labels = np.zeros(len(scores), np.int64)
         if columns.label is not None:
             column = self.column(columns.label)
-            labels = label_ids(column, columns.label, columns.class_names)
+            names = columns.class_names
+            if columns.kind == SCORE and are_flags(column, columns.label, names):
+                names = FLAGS
+            labels = label_ids(column, columns.label, names)
         kind = "logits" if columns.kind == "logits" else "probs"
         found: dict[str, Any] = {kind: scores, "class_names": columns.class_names}
         return Predictions(labels, **found, weights=weights, by=by)
@@ -398,7 +409,7 @@ class _Rows:
             requirement = "whether the prediction is correct"
             way_out = "write 0 or 1, or true or false"
             told = (requirement, way_out)
-            return label_ids(marked, outcome, ("false", "true"), told)
+            return label_ids(marked, outcome, FLAGS, told)
         label = str(self.columns.label)
         return are_equal(marked, outcome, self.column(label), label)
 
@@ -424,6 +435,23 @@ class _Rows:
         import pyarrow
 
         return pyarrow.table({name: self.column(name) for name in self.parts})
+
+
+def _check_partition(file: File, name: str, column: Any) -> None:
+    """Raise if a stored column holds another value than the folder of its name says."""
+    if name not in dict(file.partition):
+        return
+    told = dict(file.partition)[name]
+    encoded = column.cast("string").combine_chunks().dictionary_encode("encode")
+    values = encoded.dictionary.to_pylist()
+    others = np.array([value is None or not is_same(value, told) for value in values])
+    wrong = others[np.asarray(encoded.indices)]
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        got = values[encoded.indices[row].as_py()] or "none"
+        requirement = f"hold {told}, as the name of its folder says"
+        way_out = "rename the column or the folder"
+        raise RowError(row, f"column {name!r}", requirement, got, way_out)
 
 
 def _values(column: Any, name: str) -> list[Any]:

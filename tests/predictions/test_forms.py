@@ -302,6 +302,27 @@ class TestScores:
             == 1_000
         )
 
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    def test_true_is_the_second_class(self, form: str, tmp_path: Path) -> None:
+        path = tmp_path / f"s.{form}"
+
+        def labels(name: str, names: list[str] | None = None) -> list[int]:
+            table = pandas.DataFrame({name: [0.2, 0.9], "label": [False, True]})
+            if form == "csv":
+                table.to_csv(path, index=False)
+            elif form == "jsonl":
+                table.to_json(path, orient="records", lines=True)
+            else:
+                table.to_parquet(path)
+            return read_predictions(path, class_names=names).predictions.labels.tolist()
+
+        for name in ("score", "prob_spam", "prob_1", "prob_True"):
+            assert labels(name) == [0, 1]
+        assert labels("score", ["ham", "spam"]) == [0, 1]
+        assert labels("score", ["True", "False"]) == [1, 0]
+        with pytest.raises(InputError, match=r"got '[Tt]rue' in row 1"):
+            labels("prob_False")
+
     def test_texts_need_their_order(self, tmp_path: Path) -> None:
         table = pandas.DataFrame({"score": [0.2, 0.9], "label": ["ham", "spam"]})
         table.to_csv(tmp_path / "s.csv", index=False)

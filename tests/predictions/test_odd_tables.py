@@ -237,7 +237,9 @@ class TestOutput:
         with pytest.raises(InputError, match="to be a folder of its own, got a link"):
             calibrate(tmp_path / "in", tmp_path / "out", method="temperature")
 
-    @pytest.mark.parametrize("form", ["list", "weights", "second file"])
+    @pytest.mark.parametrize(
+        "form", ["list", "list and texts", "weights", "second file"]
+    )
     def test_a_column_with_a_name_that_is_written(
         self, form: str, tmp_path: Path
     ) -> None:
@@ -245,13 +247,18 @@ class TestOutput:
         columns = {"logit_a": logits[:, 0], "logit_b": logits[:, 1], "label": 0}
         table = pandas.DataFrame(columns)
         name = "prob_a"
+        value: Any = 1.0
         if form == "list":
             name = "probs"
             table = pandas.DataFrame({"logits": list(logits), "label": 0})
+        elif form == "list and texts":
+            name = "probs"
+            table = pandas.DataFrame({"logits": list(logits), "label": 0})
+            value = "text"
         elif form == "second file":
             table.to_parquet(tmp_path / "0.parquet")
         weight = "prob_a" if form == "weights" else None
-        table.assign(**{name: 1.0}).to_parquet(tmp_path / "1.parquet")
+        table.assign(**{name: value}).to_parquet(tmp_path / "1.parquet")
         assert len(evaluate(tmp_path, weight_column=weight).before.metrics) > 5
         with pytest.raises(InputError, match=f"names of calibrated .*, got '{name}'"):
             calibrate(tmp_path, tmp_path / "_out", weight_column=weight)
@@ -466,18 +473,6 @@ def test_arrays_without_rows(kind: str, tmp_path: Path) -> None:
             read_predictions(path, label_column=label)
 
 
-@pytest.mark.parametrize("kept", ["text", 0.5])
-def test_a_kept_column_does_not_replace_the_calibrated_one(
-    kept: Any, tmp_path: Path
-) -> None:
-    logits = np.random.default_rng(0).normal(size=(20, 2)).tolist()
-    columns = [logits, [0, 1] * 10, [kept] * 20]
-    path = parquet(tmp_path / "a.parquet", ["logits", "label", "probs"], *columns)
-    result = call("calibrate", path, "--output", tmp_path / "out")
-    assert_refused(result, "names of calibrated probabilities, got 'probs'; rename")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("pattern", ["", "*/*.csv", "**/*.csv"])
 def test_linked_folders_are_read(pattern: str, tmp_path: Path) -> None:
     for name in ("run/day=1", "disk2/more"):
@@ -493,6 +488,15 @@ def test_linked_folders_are_read(pattern: str, tmp_path: Path) -> None:
     assert [file.name for file in found.files] == ["day=1/a.csv", "day=2/a.csv"]
 
 
+def test_a_folder_of_linked_folders_only_is_one_of_predictions(tmp_path: Path) -> None:
+    for name in ("run", "disk2"):
+        (tmp_path / name).mkdir()
+    rows = "prob_a,prob_b,label\n0.5,0.5,a\n0.4,0.6,b\n"
+    (tmp_path / "disk2" / "a.csv").write_text(rows)
+    (tmp_path / "run" / "part").symlink_to(tmp_path / "disk2")
+    assert called_for_json("evaluate", tmp_path / "run")["n_examples"] == 2
+
+
 def test_integers_that_no_double_holds_are_kept_as_texts(tmp_path: Path) -> None:
     first = 2**64
     row = '{{"score": 0.5, "label": 0, "id": {}, "mixed": {}, "of": {{"ids": [1.5, {}]}}, "plain": {}}}\n'
@@ -506,3 +510,61 @@ def test_integers_that_no_double_holds_are_kept_as_texts(tmp_path: Path) -> None
     assert others["mixed"].to_pylist() == [*mixed, "1.5"]
     assert others["of"][1].as_py() == f'{{"ids": [1.5, {first + 1}]}}'
     assert others["plain"].to_pylist() == [1e300] * 150 + [None]
+
+
+@pytest.mark.parametrize("linked", ["hard", "soft"])
+def test_one_file_in_two_partitions_counts_in_both(linked: str, tmp_path: Path) -> None:
+    for day in ("1", "2"):
+        (tmp_path / "run" / f"day={day}").mkdir(parents=True)
+    # A cache holds equal files once.
+    stored = tmp_path / "stored"
+    stored.write_text("score,label\n0.5,0\n")
+    link = os.link if linked == "hard" else os.symlink
+    for name in ("day=1/a.csv", "day=2/a.csv", "day=2/again.csv"):
+        link(stored, tmp_path / "run" / name)
+    found = read_predictions(tmp_path / "run", by=["day"]).predictions
+    assert found.by == {"day": ["1", "2"]}
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("folder", "values", "is_equal"),
+    [("1", [1, 1], True), ("01", [1, 1], True), ("1", [1, 2], False)],
+)
+def test_a_column_that_a_folder_names_too(
+    folder: str, values: list[int], is_equal: bool, form: str, tmp_path: Path
+) -> None:
+    table = pandas.DataFrame({"score": [0.5, 0.5], "label": 0, "day": values})
+    path = tmp_path / f"day={folder}" / f"a.{form}"
+    path.parent.mkdir()
+    if form == "csv":
+        table.to_csv(path, index=False)
+    elif form == "jsonl":
+        table.to_json(path, orient="records", lines=True)
+    else:
+        table.to_parquet(path)
+    assert len(read_predictions(tmp_path).predictions) == 2
+    if is_equal:
+        found = read_predictions(tmp_path, by=["day"]).predictions
+        assert [*map(str, found.by["day"])] == ["1", "1"]
+        return
+    for named in ({"by": ["day"]}, {"all_columns": True}):
+        with pytest.raises(InputError, match=r"'day' to hold 1, .*got 2 in row 1 of"):
+            read_predictions(tmp_path, **named)
+
+
+@pytest.mark.parametrize("form", ["utf-16", "gzip"])
+def test_a_table_that_is_no_text(form: str, tmp_path: Path) -> None:
+    text = "prob_a,prob_b,label\n0.5,0.5,a\n"
+    content = gzip.compress(text.encode()) if form == "gzip" else text.encode("utf-16")
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(InputError, match=r"expected a\.csv to be text in UTF-8, got"):
+        read_predictions(tmp_path / "a.csv")
+
+
+def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("score,label\n0.5,0\n")
+    (tmp_path / "b.csv").symlink_to("nothing.csv")
+    for sources in (tmp_path, tmp_path / "*.csv"):
+        with pytest.raises(InputError, match=r"b\.csv to be a file, got a link to no"):
+            read_predictions(sources)
