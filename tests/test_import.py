@@ -72,6 +72,7 @@ def test_importing_brings_in_nothing_heavy_and_is_fast() -> None:
     assert min(float(python(code)) for _ in range(3)) < 0.1
 
 
+@pytest.mark.slow
 def test_metrics_need_no_torch_and_losses_no_transformers() -> None:
     code = """
 import sys

@@ -198,7 +198,9 @@ class TestCalibrate:
         for name, text in (("zip", "00501"), ("day", "2024-01-02"), ("seen", "true")):
             assert {*written[name]} == {text}
 
-    @pytest.mark.parametrize("fit_on", [None, 200])
+    @pytest.mark.parametrize(
+        "fit_on", [pytest.param(None, marks=pytest.mark.slow), 200]
+    )
     def test_many_rows_are_drawn_to_fit_on(
         self, fit_on: int | None, folder: Path, tmp_path: Path
     ) -> None:

@@ -334,7 +334,7 @@ WORLDS: dict[str, Callable[[Path, Hub], None]] = {
     **{f"guides/{name}.md": without_calibrated for name in MAKE_THEIR_OWN},
 }
 # Pages without trainings and processes, which `make test` runs too.
-QUICK = {"guides/logs.md", "guides/prediction_sets.md", "losses/index.md"}
+QUICK = {"guides/logs.md", "losses/index.md"}
 QUICK |= {
     f"explanation/{name}.md"
     for name in ("proper_scores", "accumulated_batches", "which_metric")

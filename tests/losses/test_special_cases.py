@@ -21,10 +21,11 @@ from tests.helpers.loss_cases import (
     every_width,
     random_batch,
     value_and_gradient,
+    wide_when_slow,
 )
 
 
-@every_width
+@wide_when_slow
 @cases.every_variant
 def test_value_and_gradient_are_those_of_the_formula(
     variant: Variant, width: int

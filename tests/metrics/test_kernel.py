@@ -92,6 +92,7 @@ def test_canonical(n_classes: int, soft: bool) -> None:
 
 
 class TestBandwidth:
+    @pytest.mark.slow
     def test_is_the_most_likely_of_the_grid(self) -> None:
         probs, labels = random_predictions(40, 3)
         likelihoods = []

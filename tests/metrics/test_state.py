@@ -404,7 +404,9 @@ PLACES = {
 
 
 @pytest.mark.parametrize("sums", PLACES)
-@pytest.mark.parametrize("change", [1.0, -1.0, 0.5])
+@pytest.mark.parametrize(
+    "change", [1.0, pytest.param(-1.0, marks=pytest.mark.slow), 0.5]
+)
 def test_sums_at_odds_with_each_other_are_refused(sums: str, change: float) -> None:
     """One more or one less in any sum that others determine."""
     numbers = numbers_of(state_of(*rows_of(200, 3)))

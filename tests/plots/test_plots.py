@@ -120,7 +120,13 @@ def test_classes_of_hard_cases_can_be_read(case: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", OF_PANELS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind == "reliability" else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in OF_PANELS
+    ],
+)
 def test_several_models_have_their_own_names_which_are_no_formulas(
     kind: str, tmp_path: Path
 ) -> None:

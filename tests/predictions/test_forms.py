@@ -62,6 +62,7 @@ class TestTopLabels:
             in (tmp_path / "out/report.md").read_text()
         )
 
+    @pytest.mark.slow
     def test_of_many_rows_and_with_weights(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -18,7 +18,7 @@ import pytest
         pytest.param("saved_logits", marks=pytest.mark.slow),
         pytest.param("statements", marks=pytest.mark.slow),
         "small_claims",
-        "post_hoc",
+        pytest.param("post_hoc", marks=pytest.mark.slow),
         "linked",
     ],
 )

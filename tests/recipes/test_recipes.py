@@ -110,6 +110,7 @@ def results(output_dir: Path) -> dict[str, object]:
     return content
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_report")
 def test_text_recipe_trains_reports_and_saves(
     text_arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -20,6 +20,7 @@ def both() -> tuple[CalibrationReport, CalibrationReport]:
     return report, calibration_report(probs, labels, calibrated=milder, name="mine")
 
 
+@pytest.mark.slow
 def test_more_rows_than_are_resampled(both: tuple) -> None:  # type: ignore[type-arg]
     ours, theirs = both
     assert ours.n_examples == theirs.n_examples

@@ -193,7 +193,9 @@ class TestPerLabel:
         logits = rng.normal(scale=2, size=(n, 4))
         return logits * self.TRUE, (rng.random((n, 4)) < expit(logits)).astype(int)
 
-    @pytest.mark.parametrize("unknown", [False, True])
+    @pytest.mark.parametrize(
+        "unknown", [False, pytest.param(True, marks=pytest.mark.slow)]
+    )
     def test_is_temperature_scaling_of_its_known_column(self, unknown: bool) -> None:
         logits, labels = self.data(10_000)
         if unknown:

@@ -626,7 +626,10 @@ def test_a_checkpoint_has_only_a_map_of_its_own_weights(tmp_path: Path) -> None:
     assert resumed.temperature == trainer.temperature
 
 
-@pytest.mark.parametrize("setting", ["bf16_full_eval", "fp16_full_eval"])
+@pytest.mark.parametrize(
+    "setting",
+    ["bf16_full_eval", pytest.param("fp16_full_eval", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("run", ["evaluate", "fit_temperature", "fit_calibration_map"])
 def test_a_pass_in_16_bits_leaves_the_weights(
     setting: str, run: str, tmp_path: Path

@@ -238,7 +238,10 @@ def some_ignored(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["Sequence", "Token", "multi_label_classification"])
-@pytest.mark.parametrize("class_weights", [None, [0.5, 2.0, 1.0, 4.0]])
+@pytest.mark.parametrize(
+    "class_weights",
+    [pytest.param(None, marks=pytest.mark.slow), [0.5, 2.0, 1.0, 4.0]],
+)
 def test_the_loss_is_that_of_all_labelled_rows_whatever_the_batch_size(
     kind: str, class_weights: list[float] | None, tmp_path: Path
 ) -> None:

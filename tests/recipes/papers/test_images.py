@@ -72,6 +72,7 @@ def rows(model: Any, n: int, seed: int) -> Dataset:
     return Dataset.from_dict({"image": images, "label": labels}, features=features)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_report")
 def test_the_report_is_on_the_mean(tmp_path: Path) -> None:
     model = network()
