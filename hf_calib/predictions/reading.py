@@ -106,7 +106,7 @@ def read_predictions(
     Args:
         sources: files, folders, globs or fsspec addresses (s3://, gs://, hf://, https://, memory://), all on one
             filesystem, in the formats of `load_predictions`. In a folder, all files below it are read, also partitions
-            (`country=de/part-0.parquet`), except those whose names begin with "_" or ".".
+            (`country=de/part-0.parquet`) and links, except those whose names begin with "_" or ".".
         label_column: column of labels, see `load_predictions`; None if labels are not read.
         weight_column: column of weights, or None.
         by: columns that define slices.
