@@ -163,12 +163,14 @@ class FileSource(Source):
 
     def _predict(self, name: str) -> Predictions | TopLabels:
         found = self.read[name].predictions
+        if name == "data":
+            return found
+        # A map that is fitted to logits is not one of their probabilities, and wrong and correct are not two classes.
         rows = self.sets[name]
-        if not rows.labelled:
-            wanted = _form(self.predictions())
-            form = _form(found)
-            requirement = f"{rows.argument} to hold {wanted}, as the data do"
-            check(form == wanted, requirement, form, "use predictions of one kind")
+        wanted = _form(self.predictions(), with_labels=rows.labelled)
+        form = _form(found, with_labels=rows.labelled)
+        requirement = f"{rows.argument} to hold {wanted}, as the data do"
+        check(form == wanted, requirement, form, "use predictions of one kind")
         return found
 
     def n_files(self, name: str = "data") -> int | None:
@@ -176,9 +178,10 @@ class FileSource(Source):
         return n_files if n_files > 1 else None
 
 
-def _form(found: Any) -> str:
-    """What predictions hold for each class."""
-    return "probs" if found.logits is None else "logits"
+def _form(found: Any, *, with_labels: bool) -> str:
+    """What predictions hold for each class, and of what kind they are if their labels tell it."""
+    scores = "probs" if found.logits is None else "logits"
+    return f"{found.kind.name} {scores}" if with_labels else scores
 
 
 @dataclass

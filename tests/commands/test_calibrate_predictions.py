@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ class TestInSample:
         shutil.copy(workplace / "test.npz", tmp_path / "copy.npz")
         found = load_predictions(workplace / "test.npz")
         table = pandas.DataFrame(
-            found.probabilities(), columns=[f"prob_{name}" for name in NAMES]
+            found.as_logits(), columns=[f"logit_{name}" for name in NAMES]
         )
         table["label"] = found.labels
         table.sample(frac=1, random_state=0).to_csv(
@@ -177,6 +178,29 @@ class TestInSample:
         result = call(*words, "--output", tmp_path / "mixed")
         note = self.SAID.format(3, 23)
         self.assert_said(result, tmp_path / "mixed" / "calibration", note)
+
+
+TWO_CLASSES = {
+    "single-label logits": {"logits": 2 * np.eye(2), "labels": np.arange(2)},
+    "single-label probs": {"probs": np.eye(2), "labels": np.arange(2)},
+    "multi-label probs": {"probs": np.eye(2), "labels": np.eye(2, dtype=int)},
+    "top-label probs": {"confidence": np.array([0.9, 0.2]), "correct": np.arange(2)},
+}
+
+
+@pytest.mark.parametrize(("fitted", "tested"), list(permutations(TWO_CLASSES, 2)))
+def test_test_data_of_another_kind_are_refused(
+    fitted: str, tested: str, tmp_path: Path
+) -> None:
+    """Their two columns are other classes, or the numbers of the fit have another meaning."""
+    for name, kind in (("data", fitted), ("test", tested)):
+        np.savez(tmp_path / f"{name}.npz", **TWO_CLASSES[kind])
+    words = ("--test-data", tmp_path / "test.npz", "--output", tmp_path / "out")
+    refused = call("calibrate", *TEMPERATURE, tmp_path / "data.npz", *words)
+    assert_refused(
+        refused, f"--test-data to hold {fitted}, as the data do, got {tested}"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_seed_draws_the_half(workplace: Path, tmp_path: Path) -> None:
