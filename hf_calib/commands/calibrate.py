@@ -16,7 +16,6 @@ from hf_calib._errors import check, did_you_mean, expected
 from hf_calib._files import check_output, remove_files, whole_folder
 from hf_calib._text import counted, is_hub_name
 from hf_calib.commands.output import (
-    PREDICTIONS,
     check_holds_no_others,
     results,
 )
@@ -283,6 +282,8 @@ def fit_and_report(
     reported = roles.reported
     n_fitted = len(roles.fitted_on)
     rows = counted(n_fitted, "row")
+    # The numbers that stand for 0 differ before and after a map, and would be the change of the NLL.
+    reported.check_labels_are_possible("report on")
     source.running.stages(f"fitting on {rows}, measuring {len(reported):,}")
     warned = roles.fitted_on.fit_calibrator(scaler)
     names = options.class_names
@@ -344,9 +345,10 @@ def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
 def _check_files(source: FileSource, options: Calibrate, scaler: Any) -> None:
     """Raise where options do not go with the calibrator, or a file that is read or a model would be written over."""
     output = options.output
+    # Whoever reads that folder later would read the calibrated rows as further ones.
+    place = output.resolve()
     read = [file.path for each in source.read.values() for file in each.files]
-    places = {Path(path).resolve() for path in read}
-    is_apart = places.isdisjoint((output / name).resolve() for name in PREDICTIONS)
+    is_apart = all(place not in Path(path).resolve().parents for path in read)
     way_out = "name another folder, so that this one stays unchanged"
     requirement = "output to be another folder than the predictions'"
     check(is_apart, requirement, output, way_out)

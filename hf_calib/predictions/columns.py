@@ -24,6 +24,7 @@ CORRECT = "correct"
 PREDICTED = ("prediction", "predicted", "pred_label", "pred")
 SCORE = "score"
 # Columns of labels, which are never probabilities of a class, whichever of them is read.
+_NEGATIVES = {"false", "no", "neg", "negative"}
 _NAMES_OF_LABELS = {
     "gold",
     "label",
@@ -235,6 +236,7 @@ def _of_one_class(column: str, name: str, label: str | None, wanted: Wanted) -> 
     is_first = name.casefold() == names[0].casefold()
     # The labels 0 and 1 are ids, of which the second is that of the column's class.
     is_second = wanted.class_names is not None and as_number(names[1]) == number
+    is_named = wanted.class_names is not None or name.casefold() not in _NEGATIVES
     is_known = number in (None, 1) or is_second
     requirement = f"class_names to name the class of column {column!r} last"
     way_out = "name the other class, then this one"
@@ -242,6 +244,12 @@ def _of_one_class(column: str, name: str, label: str | None, wanted: Wanted) -> 
     requirement = "the class of a single column prob_<class> to be no number but 1"
     way_out = "write a column for each class, or name the other class and this one"
     check(is_known or label is None, requirement, repr(column), way_out)
+    # Beside prob_no, a label 1 would be "no", and most people mean "yes" by it.
+    requirement = "the class of a single column prob_<class> to be the positive one"
+    way_out = (
+        "name the other class and this one: the label 0 is the first, 1 the second"
+    )
+    check(is_named or label is None, requirement, repr(column), way_out)
     return Columns(SCORE, (column,), names)
 
 

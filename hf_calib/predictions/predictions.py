@@ -201,10 +201,9 @@ class Predictions:
         """Fit a calibrator in place, with the rows' weights if any, and return the fit's warnings.
 
         Raises:
-            ValueError: if a label has probability 0. It has no logarithm, and the number in its
-                place would decide the fit: with 1e-38, four such rows of 2,000 make a temperature
-                1.70 instead of 0.96.
+            ValueError: if a label has probability 0, see `check_labels_are_possible`.
         """
+        self.check_labels_are_possible("fit on")
         notes = self._notes_on_zeros()
         if self.kind.sigmoid and "multi_label" in scaler.get_params():
             scaler.set_params(multi_label=True)
@@ -214,10 +213,14 @@ class Predictions:
             scaler.fit(self.as_logits(), self.labels, **weights)
         return [*notes, *(str(each.message) for each in caught)]
 
-    def _notes_on_zeros(self) -> list[str]:
-        """A note on probabilities that count as 1e-38 in a fit; raise if some are of labels."""
+    def check_labels_are_possible(self, purpose: str) -> None:
+        """Raise if the label of a row to fit a calibrator on, or to measure one on, has probability 0.
+
+        It has no logarithm, and the number in its place would decide: with 1e-38, four such rows of 2,000 make a
+        temperature 1.70 instead of 0.96, and one row of 2,000 changes their NLL by .3.
+        """
         if self.probs is None:
-            return []
+            return
         is_zero = self.probs < _SMALLEST_PROBABILITY
         if self.kind.sigmoid:
             is_one = 1 - self.probs < _SMALLEST_PROBABILITY
@@ -226,11 +229,19 @@ class Predictions:
         else:
             wrong = is_zero[np.arange(len(self)), self.labels]
         n_wrong = int(np.count_nonzero(wrong))
-        requirement = "the label of every row to fit on to have a probability above 0"
+        requirement = (
+            f"the label of every row to {purpose} to have a probability above 0"
+        )
         way_out = (
             "write logits, or probabilities with more digits, or remove these rows"
         )
         check(n_wrong == 0, requirement, f"0 in {n_wrong:,} of {len(self):,}", way_out)
+
+    def _notes_on_zeros(self) -> list[str]:
+        """A note on probabilities that count as 1e-38 in a fit."""
+        if self.probs is None:
+            return []
+        is_zero = self.probs < _SMALLEST_PROBABILITY
         n_zero = int(np.count_nonzero(is_zero.any(axis=1)))
         if n_zero == 0:
             return []
@@ -317,11 +328,18 @@ class TopLabels:
 
     def fit_calibrator(self, scaler: Any) -> list[str]:
         """Fit a calibrator of two classes in place, and return the fit's warnings."""
+        return self._of_two_classes().fit_calibrator(scaler)
+
+    def check_labels_are_possible(self, purpose: str) -> None:
+        """Raise if a wrong prediction has confidence 1, or a correct one 0."""
+        self._of_two_classes().check_labels_are_possible(purpose)
+
+    def _of_two_classes(self) -> Predictions:
+        """The rows as predictions of "wrong" and "correct"."""
         probs = self.probabilities()
-        pairs = Predictions(
+        return Predictions(
             self.correct, probs=probs, weights=self.weights, validate=False
         )
-        return pairs.fit_calibrator(scaler)
 
     def select(self, rows: NDArray[Any] | slice) -> TopLabels:
         """Return some rows."""

@@ -7,17 +7,17 @@ no second copy of them exists; every other column becomes one column of all file
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import check, few
+from hf_calib._errors import check, cut, few
 from hf_calib.metrics.checks import (
     RowError,
     refuse,
@@ -125,11 +125,19 @@ def read_predictions(
     ...
     hf_calib._errors.InputValueError: expected predictions to name existing files, got missing.csv, where there are ...
     """
-    given = (
-        [os.fspath(sources)]
-        if isinstance(sources, str | os.PathLike)
-        else list(sources)
-    )
+    is_one = isinstance(sources, str | os.PathLike)
+    listed = [sources] if is_one else sources
+    given = [os.fspath(each) for each in _listed("sources", listed, str | os.PathLike)]
+    for role, column in (("label", label_column), ("weight", weight_column)):
+        requirement = f"{role}_column to be the name of a column, or None"
+        is_name = isinstance(column, str | None)
+        check(is_name, requirement, repr(column), "pass one name")
+    by = _listed("by", by, str)
+    if class_names is not None:
+        class_names = _listed("class_names", class_names, str)
+    known = get_args(OptionScores)
+    requirement = f"option_scores to be one of {', '.join(known)}"
+    check(option_scores in known, requirement, repr(option_scores), "use sum for acc")
     filesystem, files = find_files(given)
     name = given[0] if len(given) == 1 else few(given)
     wanted = Wanted(label_column, weight_column, tuple(by), class_names)
@@ -159,6 +167,16 @@ def read_predictions(
         predictions = rows.predictions()
     others = rows.others() if all_columns else None
     return Read(name, tuple(files), predictions, columns, others)
+
+
+def _listed(argument: str, given: Any, kind: Any) -> list[Any]:
+    """A list of texts or paths; a single text is none, as its letters would be read."""
+    is_listed = isinstance(given, Iterable) and not isinstance(given, str | bytes)
+    found = list(given) if is_listed else []
+    fits = is_listed and all(isinstance(each, kind) and str(each) for each in found)
+    requirement = f"{argument} to be a list of texts"
+    check(fits, requirement, cut(repr(given), 100), "write them in a list")
+    return found
 
 
 def load_predictions(

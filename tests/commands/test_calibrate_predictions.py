@@ -180,6 +180,23 @@ class TestInSample:
         self.assert_said(result, tmp_path / "mixed" / "calibration", note)
 
 
+@pytest.mark.parametrize("sources", ["run", "run/data.npz", "run/*.npz"])
+@pytest.mark.parametrize("output", ["run", "run/calibrated", "."])
+def test_no_calibrated_rows_beside_those_that_are_read(
+    sources: str, output: str, workplace: Path, tmp_path: Path
+) -> None:
+    """A later reading of the folder would have both, as if they were further rows."""
+    (tmp_path / "run").mkdir()
+    shutil.copy(workplace / "data.npz", tmp_path / "run")
+    words = ("calibrate", *TEMPERATURE, tmp_path / sources)
+    found = call(*words, "--output", tmp_path / output)
+    if sources != "run" and output == "run/calibrated":
+        assert found.exit_code == 0  # The folder itself was not named.
+        return
+    assert_refused(found, "expected output to be")
+    assert call(*words, "--output", tmp_path / "run" / "_calibrated").exit_code == 0
+
+
 TWO_CLASSES = {
     "single-label logits": {"logits": 2 * np.eye(2), "labels": np.arange(2)},
     "single-label probs": {"probs": np.eye(2), "labels": np.arange(2)},

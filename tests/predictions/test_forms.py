@@ -321,7 +321,7 @@ class TestScores:
             assert labels(name) == [0, 1]
         assert labels("score", ["ham", "spam"]) == [0, 1]
         assert labels("score", ["True", "False"]) == [1, 0]
-        with pytest.raises(InputError, match=r"got '[Tt]rue' in row 1"):
+        with pytest.raises(InputError, match="to be the positive one"):
             labels("prob_False")
 
     def test_texts_need_their_order(self, tmp_path: Path) -> None:
@@ -374,3 +374,39 @@ class TestClassColumnsWithoutPrefix:
             InputError, match=r"'cat' to hold numbers .* none in row 0 of"
         ):
             load_predictions(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"by": "id"}, "by to be a list of texts, got 'id'"),
+        ({"by": None}, "by to be a list of texts, got None"),
+        ({"class_names": "ab"}, "class_names to be a list of texts, got 'ab'"),
+        ({"label_column": ["label"]}, "label_column to be the name of a column"),
+        ({"weight_column": 3}, "weight_column to be the name of a column"),
+        ({"option_scores": "acc_norm"}, "option_scores to be one of sum, per_char"),
+        ({"sources": None}, "sources to be a list of texts, got None"),
+        ({"sources": [None]}, r"sources to be a list of texts, got \[None\]"),
+        ({"sources": b"a.csv"}, "sources to be a list of texts, got b'a.csv'"),
+        ({"sources": [""]}, "sources to be a list of texts"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_words(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_text("id,prob_a,prob_b,label\n1,0.4,0.6,b\n")
+    arguments = {"sources": tmp_path / "a.csv", **given}
+    with pytest.raises(InputError, match=message):
+        read_predictions(**arguments)
+
+
+@pytest.mark.parametrize("name", ["no", "False", "NEG", "negative"])
+def test_one_probability_of_the_negative_class_needs_names(
+    name: str, tmp_path: Path
+) -> None:
+    """Beside the labels 0 and 1, nobody can know which of them is "no"."""
+    (tmp_path / "a.csv").write_text(f"prob_{name},label\n0.2,1\n0.9,0\n")
+    with pytest.raises(InputError, match=r"prob_<class> to be the positive one"):
+        read_predictions(tmp_path / "a.csv")
+    found = read_predictions(tmp_path / "a.csv", class_names=("other", name))
+    assert found.predictions.labels.tolist() == [1, 0]

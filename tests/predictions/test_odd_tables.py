@@ -210,6 +210,11 @@ class TestZeros:
         assert_refused(call(*words), r"above 0, got 0 in \d+ of 200; write logits")
         assert not (tmp_path / "out").exists()
         assert called_for_json("evaluate", tmp_path / "a.npz")["n_examples"] == 400
+        found = self.drawn(0)
+        np.savez(tmp_path / "b.npz", probs=found.probs, labels=found.labels)
+        tested = ("calibrate", tmp_path / "b.npz", "--test-data", tmp_path / "a.npz")
+        result = call(*tested, "--output", tmp_path / "out")
+        assert_refused(result, "every row to report on to have a probability above 0")
 
 
 class TestOutput:
