@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions.rules import Rule, TopLabelRule, percent
 from hf_calib.decisions.saved import DECISIONS, RULE_REPORT, calibrator_of
 from hf_calib.metrics.sums import Interval
-from hf_calib.predictions.predictions import TOP_LABELS, LabelKind
+from hf_calib.predictions.predictions import TOP_LABELS, LabelKind, holds_model
 from hf_calib.report import DecisionSection, report_on_predictions
 from hf_calib.report.document import Table
 
@@ -81,6 +82,7 @@ def run(options: Decide, running: Running) -> Decided:
         check(kind.independent, requirement, few(options.source), way_out)
 
     source = open_source(options, running, check_labels)
+    _check_is_own(source, options.output)
     names, n_rows = source.size()
     rule = make_rule(names)
     if source.kind is TOP_LABELS:
@@ -99,6 +101,16 @@ def run(options: Decide, running: Running) -> Decided:
         if rule.answers_nothing:
             (options.output / DECISIONS).unlink(missing_ok=True)
     return decided
+
+
+def _check_is_own(source: FileSource | ModelSource, output: Path | None) -> None:
+    """Raise if the rule of a model would stand next to another one."""
+    if output is None or isinstance(source, FileSource) or not holds_model(str(output)):
+        return
+    is_own = os.path.realpath(source.model) == os.path.realpath(output)
+    requirement = f"output to be {source.model}, or a folder without a model"
+    way_out = "name another folder; a rule is for the probabilities of one model"
+    check(is_own, requirement, output, way_out)
 
 
 def choose_rule(options: Decide) -> Callable[[Sequence[str]], Rule]:
@@ -207,13 +219,16 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
         of_fit=of_fit and n_fitted > 0,
         n_shared=n_shared,
     )
+    n_of_fit = 0
+    if n_fitted:
+        n_of_fit = n_measured if of_fit else n_shared
     decisions = Decisions(
         rule,
         found.names,
         results,
         n_measured,
         source.about().get("fingerprint"),
-        of_fit=n_fitted > 0 and (of_fit or n_shared > 0),
+        n_of_fit=n_of_fit,
         calibrator=calibrator,
     )
     return Decided(source.name, decisions, section, measured, tuple(notes))

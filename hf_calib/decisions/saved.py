@@ -86,7 +86,7 @@ _VERSION_FIELDS = {"version": int, "rule": str}
 _ABOUT = {
     "class_names": [str],
     "n_measured": count,
-    "of_fit": bool,
+    "n_of_fit": count,
     "fingerprint": or_none(digest),
     "calibrator": or_none(digest),
 }
@@ -107,7 +107,7 @@ class Decisions:
         class_names: C names in the model's order.
         measured, n_measured: results of `rule.measure` or `measure_fit`, and the number of rows.
         fingerprint: hash of the model's weights by `hf_calib.export.folder.fingerprint`; None if unknown.
-        of_fit: whether the rule was fitted on rows that the results are from.
+        n_of_fit: how many of the rows that the results are from are among those of the fit.
         calibrator: hash of the calibrator next to the model by `calibrator_of`; None without one.
 
     >>> rule = CostRule([[0, 1, 0.3], [10, 0, 0.3]])
@@ -122,7 +122,7 @@ class Decisions:
     measured: Mapping[str, Interval] = field(default_factory=dict)
     n_measured: int = 0
     fingerprint: str | None = None
-    of_fit: bool = False
+    n_of_fit: int = 0
     calibrator: str | None = None
 
     def __post_init__(self) -> None:
@@ -278,8 +278,10 @@ class Decisions:
 
     def sentence(self) -> str:
         """Return the decisions in one sentence, with their measured results if there are any."""
-        which = "of the fit" if self.of_fit else "not used for the fit"
-        rows = f"on {counted(self.n_measured, 'row')} {which}"
+        which = " of the fit" if self.n_of_fit else " not used for the fit"
+        if 0 < self.n_of_fit < self.n_measured:
+            which = f", {self.n_of_fit:,} of them from the fit"
+        rows = f"on {counted(self.n_measured, 'row')}{which}"
         return self.rule.sentence(self.measured, rows)
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import accumulate, zip_longest
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TextIO
+from urllib.parse import unquote
 
 from hf_calib._errors import (
     InputError,
@@ -126,7 +127,10 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
         way_out = "name a file, or the folder above it"
         check(kind == "file", f"{path} to be a file", got, way_out)
         folders = [each for each in name.split("/")[:-1] if "=" in each]
-        partition: Any = tuple(tuple(each.split("=", 1)) for each in folders)
+        # Writers of partitions escape "/" and "=" and what file systems dislike.
+        partition: Any = tuple(
+            tuple(unquote(part) for part in each.split("=", 1)) for each in folders
+        )
         yield File(path, name, partition)
 
 

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import check, cut, few
+from hf_calib._errors import InputValueError, check, cut, few, message_of
 from hf_calib.metrics.checks import (
     RowError,
     refuse,
@@ -445,7 +445,14 @@ class _Rows:
             joined = pyarrow.concat_tables(tables, promote_options="permissive")
         except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
             texts = pyarrow.schema([(name, pyarrow.string())])
-            joined = pyarrow.concat_tables([each.cast(texts) for each in tables])
+            try:
+                joined = pyarrow.concat_tables([each.cast(texts) for each in tables])
+            except pyarrow.ArrowNotImplementedError as error:
+                kinds = few(sorted({str(each[name].type) for each in tables}))
+                requirement = f"column {name!r} to have one type in all files"
+                way_out = "write it alike in all files, or leave it out"
+                message = message_of(requirement, kinds, way_out)
+                raise InputValueError(message) from error
         return joined[name]
 
     def others(self) -> Any:

@@ -106,7 +106,7 @@ class DecisionSection(ReportSection):
             if self.of_fit:
                 where = "the same rows, with intervals for this rule on new inputs"
             elif self.n_shared:
-                where = f"rows of which {self.n_shared:,} are the same"
+                where = f"rows, {self.n_shared:,} of them from the fit"
             rows = counted(self.n_fitted, "row")
             fitted = f"It was fitted on {rows}, and measured on {where}."
         sentences = [f"The rule {self.promise}. {fitted}"]

@@ -168,7 +168,7 @@ def test_rows_of_the_fit_as_test_data_are_called_that(
     words = ("--test-data", tmp_path / "copy.npz", "--accuracy", 0.9)
     result = call("decide", files / "data.npz", *words, "--output", tmp_path)
     said = " ".join(result.stdout.split())
-    assert "measured on rows of which 800 are the same" in said
+    assert "measured on rows, 800 of them from the fit" in said
     assert "800 rows of the fit)" in Decisions.from_pretrained(tmp_path).sentence()
 
 
@@ -249,6 +249,15 @@ def test_decisions_are_of_one_calibrator(workplace: Path, tmp_path: Path) -> Non
         InputValueError, match="for the weights of the model, got a rule"
     ):
         Decisions.from_pretrained(folder)
+
+
+def test_no_rule_of_a_model_next_to_another(workplace: Path, tmp_path: Path) -> None:
+    shutil.copytree(workplace / "model", tmp_path / "other")
+    words = ("--data", workplace / "data.csv", "--output", tmp_path / "other")
+    assert_refused(
+        call("decide", workplace / "model", *words), "or a folder without a model"
+    )
+    assert not (tmp_path / "other" / "decisions.json").exists()
 
 
 def test_a_rule_that_answers_nothing_is_not_written(

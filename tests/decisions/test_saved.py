@@ -232,7 +232,8 @@ FULL = {
         ("abstain", {"n_measured": -1}),
         ("abstain", {"n_measured": 1.5}),
         ("abstain", {"n_measured": 10**400}),
-        ("abstain", {"of_fit": "no"}),
+        ("abstain", {"n_of_fit": "no"}),
+        ("abstain", {"n_of_fit": True}),
         ("abstain", {"fingerprint": "0A" * 32}),
         ("abstain", {"fingerprint": 7}),
         ("abstain", {"calibrator": "isotonic"}),
@@ -424,6 +425,9 @@ def test_sentences() -> None:
         "It answers 81% of inputs at 80% accuracy and abstains on the rest (96.1% of its answers were correct, on "
         "1,000 rows not used for the fit)."
     )
+    for n_of_fit, rows in ((1000, " of the fit)."), (1, ", 1 of them from the fit).")):
+        mixed = Decisions(RULES["abstain"], NAMES, answers, 1000, n_of_fit=n_of_fit)
+        assert mixed.sentence().endswith(f"on 1,000 rows{rows}")
     assert Decisions(RULES["abstain"], NAMES).sentence() == (
         "It answers inputs so that at least 80% of its answers are correct, with 95% confidence."
     )

@@ -573,3 +573,22 @@ def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
     for sources in (tmp_path, tmp_path / "*.csv"):
         with pytest.raises(InputError, match=r"b\.csv to be a file, got a link to no"):
             read_predictions(sources)
+
+
+def test_escaped_names_of_partitions(tmp_path: Path) -> None:
+    table = pandas.DataFrame({"prob_a": [0.2, 0.8], "prob_b": [0.8, 0.2]})
+    table["label"] = ["b", "a"]
+    table["place"] = ["San José", "a/b=c"]
+    table.to_parquet(tmp_path / "run", partition_cols=["place"])
+    found = read_predictions(tmp_path / "run", by=["place"]).predictions
+    assert sorted(found.by["place"]) == ["San José", "a/b=c"]
+
+
+def test_a_column_of_two_types_that_are_no_texts(tmp_path: Path) -> None:
+    for name, more in (("a", 1), ("b", [1])):
+        rows = {"prob_a": [0.2], "prob_b": [0.8], "label": ["b"], "k": [more]}
+        (tmp_path / "run").mkdir(exist_ok=True)
+        pandas.DataFrame(rows).to_parquet(tmp_path / "run" / f"{name}.parquet")
+    assert len(read_predictions(tmp_path / "run").predictions) == 2
+    with pytest.raises(InputError, match="column 'k' to have one type in all files"):
+        read_predictions(tmp_path / "run", all_columns=True)
