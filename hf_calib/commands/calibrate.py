@@ -130,7 +130,9 @@ class Calibration:
 
     def _served(self) -> str:
         """How the saved model is served."""
-        gives = f"gives the calibrated probabilities (largest difference {self.served_difference:.1g})."
+        gives = f"gives the calibrated probabilities (largest difference {self.served_difference:.1g})"
+        cut_at = self.report.about.get("cut_at")
+        gives += "." if cut_at is None else f" of texts of up to {cut_at} tokens."
         if self.folded:
             return f"Folded into the model's head: a plain pipeline with the saved model {gives}"
         why = f"{self.method} does not fold"
@@ -412,6 +414,8 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         reported["part"] = "the other half"
         # A half of the rows has no name to read it again by.
         again = {}
+    if source.cut_at is not None:
+        reported["cut_at"] = source.cut_at
     of_loss = ("loss", "loss_kwargs")
     about = {key: each for key, each in training.items() if key in of_loss}
     about |= fitting
@@ -436,7 +440,8 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
             way_out = "nothing was saved; please report this model"
             raise RuntimeError(expected(what, requirement, got, way_out))
         on = {**reported, "seen": done.n_shared, **again, "fingerprint": weights}
-        replace(done.report, about=on).save(folder / "calibration")
+        done.report = replace(done.report, about=on)
+        done.report.save(folder / "calibration")
     done.served_difference = difference
     done.notes = [*undone, *done.notes]
     return done

@@ -197,6 +197,7 @@ class ModelSource(Source):
         self.rows: dict[str, Any] = {}
         self.inputs: dict[str, Any] = {}
         self.columns: dict[str, dict[str, Any]] = {}
+        self.cut_at: int | None = None
         for name, each in self.sets.items():
             self.running.stages(f"reading {each.data}")
             self.rows[name] = each.load()
@@ -219,6 +220,7 @@ class ModelSource(Source):
             self.inputs[name] = inputs
             if inputs.note is not None:
                 self.notes.append(inputs.note)
+            self.cut_at = inputs.cut_at or self.cut_at
         n_rows = sum(map(len, self.rows.values()))
         self.running.stages(f"predicting {counted(n_rows, 'row')}")
         self._batches: Any = {
@@ -257,6 +259,7 @@ class ModelSource(Source):
             **rows.source(),
             "options": rows.options(self.reading),
             "fingerprint": fingerprint(self.classifier.model),
+            **({} if self.cut_at is None else {"cut_at": self.cut_at}),
         }
 
     def n_shared(self) -> int:

@@ -282,6 +282,7 @@ class Encoded:
         None  # (N,) the sentence of each token; None for other tasks.
     )
     note: str | None = None  # About the inputs, for the report.
+    cut_at: int | None = None  # The number of tokens that some texts were cut to.
     name: str = ""  # The name of the data in messages.
     counted: Sequence[NDArray[np.bool_]] | None = (
         None  # The labelled sub-words of sentences.

@@ -74,7 +74,12 @@ class TextClassifier(Classifier):
         self, texts: Sequence[str] | Sequence[Pair], max_length: int | None = None
     ) -> list[dict[str, list[int]]]:
         """Return token ids and further inputs, truncated to max_length, by default the model's limit."""
-        limit = max_length or self.longest
+        return self._tokenize(texts, max_length or self.longest)
+
+    def _tokenize(
+        self, texts: Sequence[Any], limit: int | None
+    ) -> list[dict[str, list[int]]]:
+        """Token ids and further inputs, truncated to a limit or, if it is None, whole."""
         if self.prompt is not None:
             made = self._prompts(self.prompt, texts, limit)
             return [
@@ -82,7 +87,10 @@ class TextClassifier(Classifier):
             ]
         columns = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
         encoded = self.tokenizer(
-            *map(list, columns), truncation=limit is not None, max_length=limit
+            *map(list, columns),
+            truncation=limit is not None,
+            max_length=limit,
+            verbose=False,  # It warns of whole texts that are only counted.
         )
         return [
             dict(zip(encoded, row, strict=True))
@@ -131,8 +139,41 @@ class TextClassifier(Classifier):
             for i, text in enumerate(texts)
             if not all(part.strip() for part in _parts(text))
         ]
-        note = f"{len(blank):,} of {len(texts):,} texts are empty, the first in row {sum(blank[:1])}."
-        return Encoded(tokens, note=note if blank else None)
+        notes = []
+        if blank:
+            notes.append(
+                f"{len(blank):,} of {len(texts):,} texts are empty, the first in row {blank[0]}."
+            )
+        limit = reading.max_length or self.longest
+        n_cut = self._n_cut(texts, tokens, limit)
+        if n_cut:
+            notes.append(
+                f"{n_cut:,} of {len(texts):,} texts were cut at {limit} tokens. A pipeline gives the same scores for "
+                f"these if it is called with truncation=True, max_length={limit}."
+            )
+        cut_at = limit if n_cut else None
+        return Encoded(tokens, note=" ".join(notes) or None, cut_at=cut_at)
+
+    def _n_cut(
+        self,
+        texts: Sequence[Any],
+        tokens: Sequence[dict[str, list[int]]],
+        limit: int | None,
+    ) -> int:
+        """How many texts have more tokens than the limit."""
+        if limit is None:
+            return 0
+        lengths = [len(row["input_ids"]) for row in tokens]
+        # A prompt that was cut may be shorter than the limit.
+        least = limit if self.prompt is None else 0
+        at_limit = [i for i, length in enumerate(lengths) if length >= least]
+        if not at_limit:
+            return 0
+        whole = self._tokenize([texts[i] for i in at_limit], None)
+        return sum(
+            len(row["input_ids"]) > lengths[i]
+            for i, row in zip(at_limit, whole, strict=True)
+        )
 
     def check_known_words(self, tokens: Sequence[dict[str, list[int]]]) -> None:
         """Raise if the tokenizer does not know the texts, or the model does not know its ids."""

@@ -130,7 +130,7 @@ def _criterion(value: Any) -> bool:
 
 ROWS_KINDS = {
     **dict.fromkeys(("name?", "split?", "part?", "autocast?", "fingerprint?"), str),
-    **dict.fromkeys(("n?", "seen?", "n_bins?"), count),
+    **dict.fromkeys(("n?", "seen?", "n_bins?", "cut_at?"), count),
     "options?": [str],
 }
 # The entries about a calibrator that are read from calibration.json and from a model's config; others are free.

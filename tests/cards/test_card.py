@@ -186,6 +186,7 @@ def test_the_card_of_a_calibrated_folder(folder: Path, calibrated: Path) -> None
         "The calibrator is folded into the classification head",
         f"## Calibration\n\n**{json.loads((folder / 'calibration/report.json').read_text())['verdict']}**\n",
         "hf-calib unfold me/x unfolded",
+        "of texts that were cut at 7 tokens. `classify(texts, truncation=True, max_length=7)`",
         "@inproceedings{guo2017calibration,",
     ):
         assert phrase in card.text, phrase

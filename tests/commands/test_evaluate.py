@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import transformers
 
 from hf_calib.metrics import (
     expected_calibration_error,
@@ -20,10 +21,12 @@ from hf_calib.predictions import load_predictions
 from tests.helpers.commands import (
     NAMES,
     REPORT,
+    TEMPERATURE,
     assert_refused,
     call,
     called_for_json,
     names_in,
+    one_line,
 )
 from tests.helpers.reports import quick_reports  # noqa: F401
 
@@ -179,6 +182,38 @@ class TestRowsOfAModel:
             for each in (model, file)
         ]
         assert counts[0] == counts[1] == {"de": 5, "fr": 5, "(none)": 10}
+
+    @pytest.mark.parametrize("limit", [7, None])
+    def test_texts_that_are_cut_are_counted_and_served_so(
+        self, limit: int | None, rows: pandas.DataFrame, workplace: Path, tmp_path: Path
+    ) -> None:
+        rows.to_csv(tmp_path / "rows.csv", index=False)
+        given = () if limit is None else ("--max-length", limit)
+        words = (workplace / "model", "--data", tmp_path / "rows.csv", *given)
+        found = called_for_json("evaluate", *words)
+        classify = transformers.pipeline(
+            "text-classification", str(workplace / "model"), top_k=None
+        )
+        texts = list(rows["text"])
+        lengths = [len(classify.tokenizer(text)["input_ids"]) for text in texts]
+        assert max(lengths) > 7
+        n_cut = sum(length > 7 for length in lengths)
+        said = f"{n_cut} of 20 texts were cut at 7 tokens. A pipeline gives the same"
+        is_told = any(each.startswith(said) for each in found["warnings"])
+        assert is_told == (limit == 7)
+
+        cut = {} if limit is None else {"truncation": True, "max_length": limit}
+        scores = classify(texts, **cut)
+        of_labels = [
+            {row["label"]: row["score"] for row in answer}[label]
+            for answer, label in zip(scores, rows["label"], strict=True)
+        ]
+        nll = found["before"]["metrics"]["nll"]["value"]
+        assert nll == pytest.approx(-np.log(of_labels).mean(), rel=1e-4)
+
+        to_folder = (*TEMPERATURE, "--output", tmp_path / "out")
+        printed = one_line(call("calibrate", *words, *to_folder).stdout)
+        assert ("of texts of up to 7 tokens." in printed) == (limit == 7)
 
     def test_empty_cells_of_texts_are_counted_or_refused(
         self, rows: pandas.DataFrame, workplace: Path, tmp_path: Path
