@@ -17,6 +17,7 @@ from hf_calib._files import check_output, remove_files, whole_folder
 from hf_calib._text import counted, is_hub_name
 from hf_calib.commands.output import (
     check_holds_no_others,
+    on_lost_rule,
     results,
 )
 from hf_calib.commands.source import (
@@ -26,7 +27,7 @@ from hf_calib.commands.source import (
     check_kind,
     open_source,
 )
-from hf_calib.decisions.saved import DECISIONS, rule_files
+from hf_calib.decisions.saved import rule_files
 from hf_calib.predictions.formats import write_calibrated
 from hf_calib.predictions.predictions import (
     SINGLE_LABEL,
@@ -166,10 +167,7 @@ def run(options: Calibrate, running: Running) -> Calibration:
         done = calibrate_model(source, options)
     else:
         done = calibrate_files(source, options)
-    if had_rule and not rule_files(options.output):
-        note = f"The rule of {DECISIONS} in {options.output}, and the report on it, are removed, "
-        note += "as they are for other probabilities. Run hf-calib decide again."
-        done.notes.insert(0, note)
+    done.notes[:0] = on_lost_rule(options.output, had_rule)
     return done
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hf_calib._errors import check, few
-from hf_calib.decisions.saved import CALIBRATION, rule_files
+from hf_calib.decisions.saved import CALIBRATION, DECISIONS, rule_files
 from hf_calib.predictions.predictions import holds_model
 
 # One of them is written, of arrays or of tables.
@@ -19,6 +19,14 @@ def results(output: Path) -> list[Path]:
         names = (CALIBRATION, *PREDICTIONS)
         found += [output / name for name in names if (output / name).is_file()]
     return found
+
+
+def on_lost_rule(output: Path, had_rule: bool) -> list[str]:
+    """A note where a folder had a rule, and a command has removed it."""
+    if not had_rule or rule_files(output):
+        return []
+    note = f"The rule of {DECISIONS} in {output}, and the report on it, are removed, "
+    return [note + "as they are for other probabilities. Run hf-calib decide again."]
 
 
 def _is_calibrated(output: Path) -> bool:

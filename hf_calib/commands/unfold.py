@@ -10,6 +10,8 @@ from huggingface_hub import snapshot_download
 
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
+from hf_calib.commands.output import on_lost_rule
+from hf_calib.decisions.saved import rule_files
 from hf_calib.export.folder import (
     LOSS_STATE_NAME,
     PUSHED_LOSS_STATE,
@@ -82,6 +84,7 @@ def run(options: Unfold, running: Running) -> Done:
         if (folder / name).is_file():
             files[LOSS_STATE_NAME] = folder / name
     map_kept = MAP_NAME in files
+    had_rule = bool(rule_files(output))
     with whole_folder(output, replace_model) as made:
         model.save_pretrained(made)
         if map_kept:
@@ -91,4 +94,5 @@ def run(options: Unfold, running: Running) -> Done:
             save_map(scaler, made, {**about, "folded": False})
         copy_files(files, made, _LEFT_OUT)
     lines = ["The weights are those from before the fold, bit for bit."]
-    return Done(lines, {"map_kept": map_kept, "output": str(output)})
+    record = {"map_kept": map_kept, "output": str(output)}
+    return Done(lines, record, on_lost_rule(output, had_rule))

@@ -134,8 +134,6 @@ def replace_model(made: Path, target: Path) -> None:
     a folder that cannot be loaded, and never folded weights with a config without a calibrator.
     """
     about = load_map(made).about if (made / MAP_NAME).is_file() else {}
-    if not has_rule_of(target, about):
-        remove_files(target, rule_files(target))
     for path in sorted(target.iterdir(), key=lambda path: _turn(path.name)):
         if is_weights(path.name):
             path.unlink()
@@ -146,10 +144,13 @@ def replace_model(made: Path, target: Path) -> None:
         if its_own and not (made / name).exists():  # It is of the old model.
             (target / name).unlink(missing_ok=True)
     move_files(made, target, order=lambda path: _turn(path.name))
+    # Until here, an earlier rule is refused when it is loaded.
+    if not has_rule_of(target, about):
+        remove_files(target, rule_files(target))
 
 
 def has_rule_of(folder: Path, about: Mapping[str, Any]) -> bool:
-    """Whether a folder has a rule for the weights that the record of a calibrator names."""
+    """Whether a folder has a rule for its calibrator, and for the weights that the record of one names."""
     if not (folder / DECISIONS).is_file():
         return False
     try:

@@ -400,8 +400,6 @@ def save_beside(folder: Path, loss: CalibrationLoss, fitted: SavedMap | None) ->
     if not is_in(fitted, folder / MAP_NAME):
         # The report there is on another calibrator.
         outdated += report_files(folder / REPORT_FOLDER)
-    if not has_rule_of(folder, fitted.about if fitted else {}):
-        remove_files(folder, rule_files(folder))
     of_folder = [path for path in outdated if path.is_file()]
     if not (folder / REPORT_FOLDER).is_symlink():
         remove_files(folder, of_folder)
@@ -411,6 +409,8 @@ def save_beside(folder: Path, loss: CalibrationLoss, fitted: SavedMap | None) ->
         (folder / MAP_NAME).unlink(missing_ok=True)
     else:
         save_map(fitted.scaler, folder, fitted.about)
+    if not has_rule_of(folder, fitted.about if fitted else {}):
+        remove_files(folder, rule_files(folder))
 
 
 class PushSettings(NamedTuple):

@@ -251,6 +251,28 @@ def test_decisions_are_of_one_calibrator(workplace: Path, tmp_path: Path) -> Non
         Decisions.from_pretrained(folder)
 
 
+def test_a_rule_for_an_earlier_calibrator_is_removed(
+    workplace: Path, tmp_path: Path
+) -> None:
+    """Of another calibrator beside the same weights, and of the model before its fold."""
+    folder = tmp_path / "model"
+    data = ("--data", workplace / "data.csv", "--output", folder)
+    for words in (
+        ("calibrate", workplace / "model", *data, "--method", "histogram"),
+        ("unfold", tmp_path / "copy", folder),
+    ):
+        method = "isotonic" if words[0] == "calibrate" else "temperature"
+        call("calibrate", workplace / "model", *data, "--method", method)
+        call("decide", folder, *data, "--alpha", 0.2)
+        assert (folder / "decisions").is_dir()
+        shutil.copytree(folder, tmp_path / "copy", dirs_exist_ok=True)
+        result = call(*words)
+        assert result.exit_code == 0, result.output
+        assert "The rule of decisions.json in" in result.output
+        assert not (folder / "decisions.json").exists()
+        assert not (folder / "decisions").exists()
+
+
 def test_no_rule_of_a_model_next_to_another(workplace: Path, tmp_path: Path) -> None:
     shutil.copytree(workplace / "model", tmp_path / "other")
     words = ("--data", workplace / "data.csv", "--output", tmp_path / "other")
