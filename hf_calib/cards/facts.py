@@ -29,6 +29,7 @@ from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.models.classifier import CONFIG_KINDS, Task, task_of
 from hf_calib.models.prompts import PromptTemplate
 from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
+from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     RECORD_KINDS,
@@ -154,7 +155,7 @@ class Facts:
     def title(self) -> str:
         """The calibrator's name in a sentence."""
         fitted = self.record.get("parameters") or self.record
-        return map_title(self.record.get("method", "temperature"), fitted.get("choice"))
+        return map_title(_method(self.record), fitted.get("choice"))
 
     @property
     def settings(self) -> list[str]:
@@ -213,16 +214,22 @@ def read_facts(folder: Path) -> Facts:
     config = _json(folder / CONFIG_NAME, CONFIG_KINDS)
     recorded = recorded_in(config)
     record = _record(folder, recorded) or recorded
+    # The config comes first: it belongs to the weights. A calibrator that does not fold may be next to folded ones.
+    is_in_weights = bool(recorded.get("folded", record.get("folded")))
     return Facts(
         config,
         record,
-        # The config comes first: a scaler may be saved next to a folded model.
-        folded=bool(recorded.get("folded", record.get("folded"))),
+        folded=is_in_weights and _method(record) in FOLDABLE_SCALERS,
         task=task_of(config),
         prompt=PromptTemplate.of(config),
         results=_reported(folder, record) or _streamed(record),
         decisions=_decisions(folder, record.get("fingerprint")),
     )
+
+
+def _method(record: Mapping[str, Any]) -> Any:
+    """The name of a recorded calibrator; a temperature's record may have none."""
+    return record.get("method", "temperature")
 
 
 def _record(folder: Path, recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,7 +251,10 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
         return None
     if record and report["about"].get("fingerprint") != record.get("fingerprint"):
         way_out = "Measure these weights: hf-calib calibrate, or hf-calib evaluate FOLDER --output FOLDER/calibration."
-        _left_out(f"{REPORT_FOLDER}/report.json, which is about other weights", way_out)
+        _left_out(
+            f"{REPORT_FOLDER}/report.json, which is about other weights, or another calibrator",
+            way_out,
+        )
         return None
     names = ["value"] if report["after"] is None else ["before", "after"]
     states = {name: report[name if name == "after" else "before"] for name in names}

@@ -21,7 +21,8 @@ from hf_calib.export.folder import (
 )
 from hf_calib.export.unfold import unfold
 from hf_calib.models.classifier import find_task, refusals
-from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
+from hf_calib.scaling import FOLDABLE_SCALERS
+from hf_calib.scaling.saved_map import MAP_NAME, load_map, method_of, save_map
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Unfold
@@ -83,7 +84,10 @@ def run(options: Unfold, running: Running) -> Done:
     for name in (LOSS_STATE_NAME, PUSHED_LOSS_STATE):
         if (folder / name).is_file():
             files[LOSS_STATE_NAME] = folder / name
-    map_kept = MAP_NAME in files
+    # A calibrator that does not fold was fitted to the folded weights, and is not one of these.
+    map_kept = (
+        MAP_NAME in files and method_of(load_map(folder).scaler) in FOLDABLE_SCALERS
+    )
     had_rule = bool(rule_files(output))
     with whole_folder(output, replace_model) as made:
         model.save_pretrained(made)
@@ -94,5 +98,9 @@ def run(options: Unfold, running: Running) -> Done:
             save_map(scaler, made, {**about, "folded": False})
         copy_files(files, made, _LEFT_OUT)
     lines = ["The weights are those from before the fold, bit for bit."]
+    if MAP_NAME in files and not map_kept:
+        lines.append(
+            f"The calibrator in {MAP_NAME} was fitted after the fold, and is left out."
+        )
     record = {"map_kept": map_kept, "output": str(output)}
     return Done(lines, record, on_lost_rule(output, had_rule))

@@ -91,7 +91,9 @@ class Columns:
         if opened.typed:
             for name in self.numbers:
                 kind = opened.kinds[name]
-                check_numbers(are_numbers(kind), name, kind)
+                # Whether texts are weights is seen when they are read.
+                may_be = name == self.weight and str(kind) == "string"
+                check_numbers(are_numbers(kind) or may_be, name, kind)
         prefix = PREFIXES.get(self.kind)
         if prefix is None or self.listed:
             return

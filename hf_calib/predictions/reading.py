@@ -395,7 +395,8 @@ class _Rows:
         columns = self.columns
         weights = None
         if columns.weight is not None:
-            numbers = numbers_of(self.column(columns.weight), columns.weight)
+            column = _read_texts(self.column(columns.weight))
+            numbers = numbers_of(column, columns.weight)
             weights = numbers.astype(np.float64, copy=False)
         by = {name: _values(self.column(name), name) for name in columns.by}
         if columns.kind == CONFIDENCE:
@@ -460,6 +461,18 @@ class _Rows:
         import pyarrow
 
         return pyarrow.table({name: self.column(name) for name in self.parts})
+
+
+def _read_texts(column: Any) -> Any:
+    """A column of numbers that are written as texts, as in a partition's name or after a csv file; else the column."""
+    import pyarrow
+
+    if not pyarrow.types.is_string(column.type):
+        return column
+    try:
+        return column.cast(pyarrow.float64())
+    except pyarrow.ArrowInvalid:
+        return column
 
 
 def _check_partition(file: File, name: str, column: Any) -> None:

@@ -13,11 +13,18 @@ import transformers
 
 import hf_calib
 from hf_calib import fold
+from hf_calib.cards import write_card
 from hf_calib.export import folder as model_folder
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions import load_predictions
-from hf_calib.scaling import MatrixScaling, TemperatureScaling, VectorScaling, load_map
+from hf_calib.scaling import (
+    HistogramBinning,
+    MatrixScaling,
+    TemperatureScaling,
+    VectorScaling,
+    load_map,
+)
 from tests.helpers.commands import (
     NAMES,
     REPORT,
@@ -183,6 +190,27 @@ class TestCalibrateModel:
             "calibrate", tmp_path / "again", *other, "--output", tmp_path / "third"
         )
         assert found["report"]["after"] == wanted["report"]["after"]
+
+    def test_a_map_that_was_fitted_after_the_fold_is_not_one_of_the_unfolded_model(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        data = ("--data", workplace / "data.csv")
+        words = ("calibrate", workplace / "model", *data, *TEMPERATURE)
+        call(*words, "--output", tmp_path / "folded")
+        rng = np.random.default_rng(0)
+        logits = rng.normal(size=(200, 4))
+        labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+        HistogramBinning().fit(logits, labels).save_pretrained(tmp_path / "folded")
+        with pytest.warns(UserWarning, match="or another calibrator"):
+            write_card(tmp_path / "folded", license="mit")
+        card = (tmp_path / "folded" / "README.md").read_text()
+        assert "The calibrator is not in the weights" in card
+        assert "is folded into" not in card
+
+        done = call("unfold", tmp_path / "folded", tmp_path / "plain")
+        said = "The calibrator in calibration.json was fitted after the fold, and is left out."
+        assert said in one_line(done.stdout)
+        assert not (tmp_path / "plain" / "calibration.json").exists()
 
     def test_unfold_gives_the_model_back(self, workplace: Path, tmp_path: Path) -> None:
         data = ("--data", workplace / "data.csv", "--method", "matrix")

@@ -592,3 +592,23 @@ def test_a_column_of_two_types_that_are_no_texts(tmp_path: Path) -> None:
     assert len(read_predictions(tmp_path / "run").predictions) == 2
     with pytest.raises(InputError, match="column 'k' to have one type in all files"):
         read_predictions(tmp_path / "run", all_columns=True)
+
+
+def test_weights_that_are_written_as_texts(tmp_path: Path) -> None:
+    """The names of partitions are texts, and so are the other columns of a calibrated csv file."""
+    rows = {
+        "prob_a": [0.2, 0.6] * 20,
+        "prob_b": [0.8, 0.4] * 20,
+        "label": ["b", "a"] * 20,
+    }
+    table = pandas.DataFrame({**rows, "w": [1.5, 2.0] * 20})
+    table.to_parquet(tmp_path / "run", partition_cols=["w"])
+    table.to_csv(tmp_path / "a.csv", index=False)
+    calibrate(tmp_path / "a.csv", tmp_path / "out", method="temperature")
+    for source in ("run", "out/predictions.parquet"):
+        found = read_predictions(tmp_path / source, weight_column="w").predictions
+        assert sorted({*found.weights}) == [1.5, 2.0]
+    table["w"] = "heavy"
+    table.to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(InputError, match="column 'w' to hold numbers in every row"):
+        read_predictions(tmp_path / "b.parquet", weight_column="w")
