@@ -429,7 +429,7 @@ def test_a_report_on_other_weights_is_not_shown(folder: Path) -> None:
     change(folder / "calibration.json", fingerprint="0" * 64)
     with pytest.warns(
         UserWarning,
-        match="about other weights. Measure these weights: hf-calib calibrate",
+        match="or another calibrator. Measure these weights: hf-calib calibrate",
     ):
         write_card(folder)
     card = card_of(folder)
