@@ -82,7 +82,9 @@ def write_card(
         "base_model": base_model,
     }
     update_metadata(card.data, facts, name.split("/")[-1], given)
-    if facts.record or facts.results is not None or facts.prompt is not None:
+    is_of_us = facts.record or facts.results is not None or facts.prompt is not None
+    # A section that is there already may be on weights that were trained since.
+    if is_of_us or _START in card.text:
         card.text = _with_section(card.text, section)
     with whole_file(folder / CARD) as unfinished:
         card.save(unfinished)

@@ -26,7 +26,7 @@ from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import DECISIONS
 from hf_calib.metrics import Interval
 from hf_calib.metrics.state import LOGGED_METRICS
-from hf_calib.models.classifier import CONFIG_KINDS, Task, task_of
+from hf_calib.models.classifier import CONFIG_KINDS, Task, has_weights, task_of
 from hf_calib.models.prompts import PromptTemplate
 from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
 from hf_calib.scaling import FOLDABLE_SCALERS
@@ -214,6 +214,11 @@ def read_facts(folder: Path) -> Facts:
     config = _json(folder / CONFIG_NAME, CONFIG_KINDS)
     recorded = recorded_in(config)
     record = _record(folder, recorded) or recorded
+    weights = record.get("fingerprint")
+    if weights is not None and not has_weights(folder, weights):
+        _left_out(f"{MAP_NAME}, which is about other weights", "Calibrate this model.")
+        recorded = {}
+        record = {}
     # The config comes first: it belongs to the weights. A calibrator that does not fold may be next to folded ones.
     is_in_weights = bool(recorded.get("folded", record.get("folded")))
     return Facts(
@@ -249,7 +254,11 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
     report = _json(folder / REPORT_FOLDER / "report.json", REPORT_KINDS)
     if not report:
         return None
-    if record and report["about"].get("fingerprint") != record.get("fingerprint"):
+    weights = report["about"].get("fingerprint")
+    is_known = weights == record.get("fingerprint")
+    if not record:
+        is_known = weights is None or has_weights(folder, weights)
+    if not is_known:
         way_out = "Measure these weights: hf-calib calibrate, or hf-calib evaluate FOLDER --output FOLDER/calibration."
         _left_out(
             f"{REPORT_FOLDER}/report.json, which is about other weights, or another calibrator",
@@ -294,6 +303,9 @@ def _decisions(folder: Path, weights: str | None) -> str | None:
         return None
     try:
         decisions = Decisions.from_pretrained(folder)
+        own = decisions.fingerprint
+        if weights is None and own is not None and not has_weights(folder, own):
+            weights = ""  # They are others.
         decisions.check_weights(weights)
     except InputError as error:
         _left_out(

@@ -84,9 +84,8 @@ def update_metadata(
             *others,
             *_eval_results(facts, facts.results, data.datasets or []),
         ]
-    elif (
-        facts.record
-    ):  # Our results were of other weights, and the section does not show them either.
+    else:
+        # Our results were of other weights, and the section does not show them either.
         data.eval_results = others or None
 
 

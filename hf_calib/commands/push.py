@@ -29,7 +29,7 @@ from hf_calib.export.folder import (
 )
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
-from hf_calib.models.classifier import CONFIG_KINDS, load_trained, task_of
+from hf_calib.models.classifier import CONFIG_KINDS, has_weights, load_trained, task_of
 from hf_calib.models.prompts import KEY as PROMPT
 from hf_calib.models.weights import is_in_weights
 from hf_calib.scaling import FOLDABLE_SCALERS
@@ -62,8 +62,16 @@ def run(options: Push, running: Running) -> Done:
     recorded = recorded_in(config)
     folded = bool(recorded.get("folded"))
     saved = load_map(folder) if (folder / MAP_NAME).is_file() else None
+    # A calibrator that does not fold may be next to weights with an earlier one.
+    if folded and saved is not None and method_of(saved.scaler) not in FOLDABLE_SCALERS:
+        folded = False
     if folded:
         check_in_weights(saved, recorded, str(folder))
+        weights = saved.about.get("fingerprint") if saved else None
+        are_same = weights is None or has_weights(folder, weights)
+        got = f"those of other weights, in {folder}"
+        way_out = "calibrate this model again, or remove calibration.json"
+        check(are_same, "the calibrator to be that of the model", got, way_out)
         saved = None
     elif saved is not None and _is_in_weights(folder, config, saved):
         folded = True

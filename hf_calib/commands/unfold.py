@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from huggingface_hub import snapshot_download
 
+from hf_calib._errors import InputError
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
 from hf_calib.commands.output import on_lost_rule
@@ -22,7 +23,15 @@ from hf_calib.export.folder import (
 from hf_calib.export.unfold import unfold
 from hf_calib.models.classifier import find_task, refusals
 from hf_calib.scaling import FOLDABLE_SCALERS
-from hf_calib.scaling.saved_map import MAP_NAME, load_map, method_of, save_map
+from hf_calib.scaling.saved_map import (
+    MAP_NAME,
+    SavedMap,
+    check_in_weights,
+    load_map,
+    method_of,
+    recorded_in,
+    save_map,
+)
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Unfold
@@ -84,23 +93,32 @@ def run(options: Unfold, running: Running) -> Done:
     for name in (LOSS_STATE_NAME, PUSHED_LOSS_STATE):
         if (folder / name).is_file():
             files[LOSS_STATE_NAME] = folder / name
-    # A calibrator that does not fold was fitted to the folded weights, and is not one of these.
-    map_kept = (
-        MAP_NAME in files and method_of(load_map(folder).scaler) in FOLDABLE_SCALERS
-    )
+    saved = load_map(folder) if MAP_NAME in files else None
+    map_kept = saved is not None and _was_folded(saved, config)
     had_rule = bool(rule_files(output))
     with whole_folder(output, replace_model) as made:
         model.save_pretrained(made)
-        if map_kept:
-            scaler, about = load_map(folder)
+        if saved is not None and map_kept:
+            scaler, about = saved
             for name in ("head", "fingerprint"):
                 about.pop(name, None)
             save_map(scaler, made, {**about, "folded": False})
         copy_files(files, made, _LEFT_OUT)
     lines = ["The weights are those from before the fold, bit for bit."]
-    if MAP_NAME in files and not map_kept:
+    if saved is not None and not map_kept:
         lines.append(
-            f"The calibrator in {MAP_NAME} was fitted after the fold, and is left out."
+            f"The calibrator in {MAP_NAME} is not the one of the fold, and is left out."
         )
     record = {"map_kept": map_kept, "output": str(output)}
     return Done(lines, record, on_lost_rule(output, had_rule))
+
+
+def _was_folded(saved: SavedMap, config: Any) -> bool:
+    """Whether a calibrator is that of the weights; another one was fitted to them, and is not one of the unfolded."""
+    if method_of(saved.scaler) not in FOLDABLE_SCALERS:
+        return False
+    try:
+        check_in_weights(saved, recorded_in(config), "it")
+    except InputError:
+        return False
+    return True

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
 
@@ -23,6 +24,7 @@ from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._records import count, read_json
 from hf_calib.metrics.checks import check_names
 from hf_calib.models.reading import Reading, are_unnamed, class_ids, names_in_data
+from hf_calib.models.weights import fingerprint, hash_of
 from hf_calib.predictions.predictions import (
     MULTI_LABEL,
     SINGLE_LABEL,
@@ -256,6 +258,22 @@ def find_task(source: str | Path, *, trust_remote_code: bool = False) -> Task:
     return task or TASKS["text"]
 
 
+def has_weights(folder: Path, wanted: str) -> bool:
+    """Whether a folder's weights have a fingerprint; True if they cannot be loaded, or need code of their own."""
+    tensors: dict[str, Tensor] = {}
+    try:
+        for file in sorted(folder.glob("model*.safetensors")):
+            tensors |= load_file(file)
+        if hash_of(tensors) == wanted:
+            return True
+        # Tied weights are in a file once, and files of other formats have other names.
+        kind = find_task(folder).auto_class
+        model = kind.from_pretrained(folder, dtype="auto", local_files_only=True)
+    except _UNLOADABLE:
+        return True
+    return fingerprint(model) == wanted
+
+
 @contextmanager
 def refusals(
     argument: str, requirement: str, got: object, way_out: str
@@ -369,6 +387,12 @@ class Classifier(ABC):
         from hf_calib.data.labels import LabelLayout, label_set_ids, multi_hot_matrix
 
         names = names_in_data(self.class_names, reading.class_names, "labels")
+        columns = reading.label_columns
+        # A label without a column would count as absent in every row.
+        is_whole = columns is None or len(columns) == len(names)
+        requirement = f"label_columns to name a column for each label ({few(names)})"
+        way_out = "add the other columns, of 0 and 1"
+        check(is_whole, requirement, few(columns or []), way_out)
         layout = LabelLayout(
             reading.label_column,
             reading.label_columns,

@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputError, InputValueError, check, expected
+from hf_calib._errors import InputError, InputValueError, check, expected, few
 from hf_calib._files import whole_file
-from hf_calib.metrics.checks import check_kind, check_soft_labels, row_chunks
+from hf_calib.metrics.checks import (
+    check_kind,
+    check_soft_labels,
+    check_type,
+    row_chunks,
+)
 from hf_calib.predictions.columns import CONFIDENCE, CORRECT, PREDICTED, SCORE
 from hf_calib.predictions.labels import are_equal
 from hf_calib.predictions.predictions import (
@@ -28,7 +33,11 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 2**22  # In numbers, of a table that is written.
 _KINDS = ("logits", "probs")
-_ARRAYS = (*_KINDS, "labels", CONFIDENCE, CORRECT, *PREDICTED, "class_names")
+_OF_ROWS = ("weights", "sentences")
+_ARRAYS = (
+    *(*_KINDS, "labels", CONFIDENCE, CORRECT, *PREDICTED, *_OF_ROWS),
+    "class_names",
+)
 _SOFT_LABELS = ("soft_labels", "probs")  # CIFAR-10H has the latter.
 
 
@@ -56,7 +65,9 @@ def load_arrays(
         class_names = tuple(
             each.decode() if isinstance(each, bytes) else str(each) for each in listed
         )
-    made = Predictions(arrays["labels"], **scores, class_names=class_names)
+    about: dict[str, Any] = {name: arrays.get(name) for name in _OF_ROWS}
+    labels = arrays["labels"]
+    made = Predictions(labels, **scores, class_names=class_names, **about)
     if made.logits is not None:
         check_not_probabilities(made.logits)
     return made
@@ -73,7 +84,7 @@ def _top_labels(name: str, arrays: dict[str, Any], found: str) -> TopLabels:
         check(bool(predicted) and "labels" in arrays, requirement, found, way_out)
         correct = _are_equal(predicted[0], arrays["labels"])
     confidence = arrays[CONFIDENCE].astype(np.float64, copy=False)
-    made = TopLabels(confidence, correct)
+    made = TopLabels(confidence, correct, arrays.get("weights"))
     return replace(made, correct=correct.astype(np.int64))
 
 
@@ -96,13 +107,22 @@ def save_predictions(
 ) -> None:
     """Write predictions as .npz for `load_predictions`, completely or not at all; an existing file is replaced.
 
+    Weights and the sentences of tokens are kept.
+
     Args:
         predictions: the predictions.
         path: a path that ends in .npz; missing folders are created.
 
     Raises:
-        ValueError: if the path has another suffix.
+        TypeError: if these are no predictions.
+        ValueError: if the path has another suffix, or the predictions have slices, which need a table.
     """
+    is_known = isinstance(predictions, Predictions | TopLabels)
+    got = type(predictions).__name__
+    check_type(is_known, "predictions to be Predictions or TopLabels", got, "make them")
+    way_out = "write a table, or pass dataclasses.replace(predictions, by={})"
+    got = few(list(predictions.by))
+    check(not predictions.by, "predictions to have no slices (by)", got, way_out)
     path = Path(path)
     check(
         path.suffix == ".npz",
@@ -118,6 +138,10 @@ def save_predictions(
         arrays = {kind: predictions.scores, "labels": predictions.labels}
         if predictions.class_names is not None:
             arrays["class_names"] = np.array(predictions.class_names, dtype=np.str_)
+    for name in _OF_ROWS:
+        array = getattr(predictions, name)
+        if array is not None:
+            arrays[name] = array
     with whole_file(path) as unfinished:
         np.savez(unfinished, allow_pickle=False, **arrays)
 

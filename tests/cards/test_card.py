@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
 import yaml
 from huggingface_hub import EvalResult, ModelCard
 from markdown_it import MarkdownIt
+from transformers import AutoModelForSequenceClassification
 
 from hf_calib import CalibrationTrainer
 from hf_calib._errors import InputValueError
@@ -426,7 +428,9 @@ def test_a_report_on_other_weights_is_not_shown(folder: Path) -> None:
         EvalResult("text-classification", "glue", "GLUE", "f1", 0.5)
     )
     card.save(folder / "README.md")
-    change(folder / "calibration.json", fingerprint="0" * 64)
+    report = folder / "calibration" / "report.json"
+    about = json.loads(report.read_text())["about"]
+    change(report, about={**about, "fingerprint": "0" * 64})
     with pytest.warns(
         UserWarning,
         match="or another calibrator. Measure these weights: hf-calib calibrate",
@@ -436,6 +440,21 @@ def test_a_report_on_other_weights_is_not_shown(folder: Path) -> None:
     assert "No results are shown" in card.text
     assert "reliability.png" not in card.text
     assert [each.metric_type for each in card.data.eval_results] == ["f1"]
+
+
+def test_weights_that_were_trained_since_have_no_numbers(folder: Path) -> None:
+    """As the stock Trainer saves them, with the config and beside the files of the calibrated model."""
+    written(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        model.classifier.weight.mul_(-1)
+    model.save_pretrained(folder)
+    with pytest.warns(UserWarning, match="which is about other weights"):
+        write_card(folder)
+    card = card_of(folder)
+    assert "Over-confident" not in card.text
+    assert not card.data.eval_results
+    assert "folded into" not in card.text
 
 
 def test_decisions_for_other_weights_are_not_shown(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -207,10 +208,14 @@ class TestCalibrateModel:
         assert "The calibrator is not in the weights" in card
         assert "is folded into" not in card
 
-        done = call("unfold", tmp_path / "folded", tmp_path / "plain")
-        said = "The calibrator in calibration.json was fitted after the fold, and is left out."
-        assert said in one_line(done.stdout)
-        assert not (tmp_path / "plain" / "calibration.json").exists()
+        TemperatureScaling().fit(logits, labels).save_pretrained(tmp_path / "other")
+        shutil.copytree(tmp_path / "folded", tmp_path / "two")
+        shutil.copy(tmp_path / "other" / "calibration.json", tmp_path / "two")
+        for name in ("folded", "two"):
+            done = call("unfold", tmp_path / name, tmp_path / f"{name} before")
+            said = "The calibrator in calibration.json is not the one of the fold"
+            assert said in one_line(done.stdout)
+            assert not (tmp_path / f"{name} before" / "calibration.json").exists()
 
     def test_unfold_gives_the_model_back(self, workplace: Path, tmp_path: Path) -> None:
         data = ("--data", workplace / "data.csv", "--method", "matrix")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from hf_calib._errors import InputValueError
+from hf_calib._errors import InputError, InputValueError
 from hf_calib.predictions import (
     Predictions,
+    TopLabels,
     load_predictions,
     read_predictions,
     save_predictions,
@@ -242,3 +244,24 @@ class TestNpz:
 def test_labels_that_are_missing_or_no_array(labels: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         Predictions(labels, probs=np.full((3, 2), 0.5))
+
+
+@pytest.mark.parametrize("kind", ["tokens", "top labels", "weighted"])
+def test_weights_and_sentences_are_kept(kind: str, tmp_path: Path) -> None:
+    weights = np.array([1.0, 2.5, 0.0, 4.0])
+    logits = np.eye(4)[:, :3] * 3
+    made: Any = Predictions(np.array([0, 1, 2, 0]), logits=logits, weights=weights)
+    if kind == "tokens":
+        made = replace(made, weights=None, sentences=np.array([0, 0, 1, 1]))
+    if kind == "top labels":
+        confidence = np.array([0.2, 0.4, 0.6, 0.9])
+        made = TopLabels(confidence, np.array([0, 1, 1, 1]), weights)
+    save_predictions(made, tmp_path / "a.npz")
+    found: Any = read_predictions(tmp_path / "a.npz").predictions
+    assert found.kind is made.kind
+    for name in ("weights", "sentences"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(made, name))
+    with pytest.raises(InputError, match=r"to have no slices \(by\), got src"):
+        save_predictions(replace(made, by={"src": [*"abab"]}), tmp_path / "b.npz")
+    with pytest.raises(InputError, match="to be Predictions or TopLabels, got str"):
+        save_predictions("abc", tmp_path / "b.npz")  # type: ignore[arg-type]
