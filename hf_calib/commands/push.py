@@ -69,7 +69,7 @@ def run(options: Push, running: Running) -> Done:
         check_in_weights(saved, recorded, str(folder))
         weights = saved.about.get("fingerprint") if saved else None
         are_same = weights is None or has_weights(folder, weights)
-        got = f"those of other weights, in {folder}"
+        got = f"that of other weights in {folder}"
         way_out = "calibrate this model again, or remove calibration.json"
         check(are_same, "the calibrator to be that of the model", got, way_out)
         saved = None

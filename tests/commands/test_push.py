@@ -242,6 +242,30 @@ def test_folders_that_are_refused_before_anything_is_sent(
     assert contents(unfolded) == before
 
 
+def test_a_folded_model_that_was_trained_since_is_refused(
+    folded: Path, hub: Hub
+) -> None:
+    auto = transformers.AutoModelForSequenceClassification
+    model = auto.from_pretrained(folded)
+    with torch.no_grad():
+        model.classifier.weight.mul_(2)
+    model.save_pretrained(folded)
+    result = call(folded, "me/model")
+    assert "the calibrator to be that of the model, got that of other" in result.stderr
+    assert hub.requests == []
+
+
+def test_a_map_that_does_not_fold_beside_folded_weights(folded: Path, hub: Hub) -> None:
+    logits = np.random.default_rng(0).normal(size=(60, 4))
+    IsotonicScaling().fit(logits, logits.argmax(axis=1)).save_pretrained(folded)
+    pushed = called_for_json(folded, "me/model")
+    assert "isotonic scaling does not fold into the head" in pushed["notes"][0]
+    assert pushed["usage"][0] == "from hf_calib import pipeline"
+    assert pushed["folded"] is False
+    card = hub.files["me/model"]["main"]["README.md"].decode()
+    assert "The calibrator is not in the weights" in card
+
+
 @pytest.mark.parametrize("name", ["config.json", "calibration/report.json"])
 @pytest.mark.parametrize("content", ["{", "[]", '"text"', "[" * 100_000, "\x00"])
 def test_a_damaged_file_is_one_line(
