@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 2**22  # In numbers, of a table that is written.
 _KINDS = ("logits", "probs")
-_OF_ROWS = ("weights", "sentences")
+_SENTENCES = "sentences"
 _ARRAYS = (
-    *(*_KINDS, "labels", CONFIDENCE, CORRECT, *PREDICTED, *_OF_ROWS),
+    *(*_KINDS, "labels", CONFIDENCE, CORRECT, *PREDICTED, _SENTENCES),
     "class_names",
 )
 _SOFT_LABELS = ("soft_labels", "probs")  # CIFAR-10H has the latter.
@@ -65,9 +65,9 @@ def load_arrays(
         class_names = tuple(
             each.decode() if isinstance(each, bytes) else str(each) for each in listed
         )
-    about: dict[str, Any] = {name: arrays.get(name) for name in _OF_ROWS}
-    labels = arrays["labels"]
-    made = Predictions(labels, **scores, class_names=class_names, **about)
+    about: dict[str, Any] = {"class_names": class_names}
+    about[_SENTENCES] = arrays.get(_SENTENCES)
+    made = Predictions(arrays["labels"], **scores, **about)
     if made.logits is not None:
         check_not_probabilities(made.logits)
     return made
@@ -84,7 +84,7 @@ def _top_labels(name: str, arrays: dict[str, Any], found: str) -> TopLabels:
         check(bool(predicted) and "labels" in arrays, requirement, found, way_out)
         correct = _are_equal(predicted[0], arrays["labels"])
     confidence = arrays[CONFIDENCE].astype(np.float64, copy=False)
-    made = TopLabels(confidence, correct, arrays.get("weights"))
+    made = TopLabels(confidence, correct)
     return replace(made, correct=correct.astype(np.int64))
 
 
@@ -107,7 +107,7 @@ def save_predictions(
 ) -> None:
     """Write predictions as .npz for `load_predictions`, completely or not at all; an existing file is replaced.
 
-    Weights and the sentences of tokens are kept.
+    The sentences of tokens are kept. Weights and slices belong into a table.
 
     Args:
         predictions: the predictions.
@@ -115,14 +115,16 @@ def save_predictions(
 
     Raises:
         TypeError: if these are no predictions.
-        ValueError: if the path has another suffix, or the predictions have slices, which need a table.
+        ValueError: if the path has another suffix, or the predictions have weights or slices.
     """
     is_known = isinstance(predictions, Predictions | TopLabels)
     got = type(predictions).__name__
     check_type(is_known, "predictions to be Predictions or TopLabels", got, "make them")
-    way_out = "write a table, or pass dataclasses.replace(predictions, by={})"
-    got = few(list(predictions.by))
-    check(not predictions.by, "predictions to have no slices (by)", got, way_out)
+    more = [*predictions.by]
+    if predictions.weights is not None:
+        more.append("weights")
+    way_out = "write a table with these columns, or dataclasses.replace(predictions, weights=None, by={})"
+    check(not more, "predictions to have no weights or slices", few(more), way_out)
     path = Path(path)
     check(
         path.suffix == ".npz",
@@ -138,10 +140,8 @@ def save_predictions(
         arrays = {kind: predictions.scores, "labels": predictions.labels}
         if predictions.class_names is not None:
             arrays["class_names"] = np.array(predictions.class_names, dtype=np.str_)
-    for name in _OF_ROWS:
-        array = getattr(predictions, name)
-        if array is not None:
-            arrays[name] = array
+    if predictions.sentences is not None:
+        arrays[_SENTENCES] = predictions.sentences
     with whole_file(path) as unfinished:
         np.savez(unfinished, allow_pickle=False, **arrays)
 
@@ -171,7 +171,7 @@ def write_calibrated(
         made = TopLabels(probs[:, 1], chosen.correct)
     else:
         names = class_names or chosen.class_names
-        made = Predictions(chosen.labels, probs=probs, class_names=names)
+        made = replace(chosen, logits=None, probs=probs, class_names=names)
     save_predictions(made, target)
 
 

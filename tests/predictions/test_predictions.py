@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
+from hf_calib import calibrate
 from hf_calib._errors import InputError, InputValueError
 from hf_calib.predictions import (
     Predictions,
@@ -246,22 +247,23 @@ def test_labels_that_are_missing_or_no_array(labels: Any, message: str) -> None:
         Predictions(labels, probs=np.full((3, 2), 0.5))
 
 
-@pytest.mark.parametrize("kind", ["tokens", "top labels", "weighted"])
-def test_weights_and_sentences_are_kept(kind: str, tmp_path: Path) -> None:
-    weights = np.array([1.0, 2.5, 0.0, 4.0])
-    logits = np.eye(4)[:, :3] * 3
-    made: Any = Predictions(np.array([0, 1, 2, 0]), logits=logits, weights=weights)
-    if kind == "tokens":
-        made = replace(made, weights=None, sentences=np.array([0, 0, 1, 1]))
-    if kind == "top labels":
-        confidence = np.array([0.2, 0.4, 0.6, 0.9])
-        made = TopLabels(confidence, np.array([0, 1, 1, 1]), weights)
-    save_predictions(made, tmp_path / "a.npz")
-    found: Any = read_predictions(tmp_path / "a.npz").predictions
-    assert found.kind is made.kind
-    for name in ("weights", "sentences"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(made, name))
-    with pytest.raises(InputError, match=r"to have no slices \(by\), got src"):
-        save_predictions(replace(made, by={"src": [*"abab"]}), tmp_path / "b.npz")
+def test_sentences_are_kept_and_what_needs_a_table_is_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    logits = 2.0 * np.eye(3)[labels] + rng.normal(size=(60, 3))
+    tokens = Predictions(labels, logits=logits, sentences=np.arange(60) // 5)
+    save_predictions(tokens, tmp_path / "a.npz")
+    calibrate(tmp_path / "a.npz", tmp_path / "out", method="temperature")
+    for name in ("a.npz", "out/predictions.npz"):
+        found = load_predictions(tmp_path / name)
+        assert found.kind is tokens.kind
+        assert found.sentences is not None
+        assert {*found.sentences} <= {*range(12)}
+    weighted = replace(tokens, weights=np.ones(60), by={"src": ["a"] * 60})
+    with pytest.raises(InputError, match="no weights or slices, got src, weights"):
+        save_predictions(weighted, tmp_path / "b.npz")
+    top = TopLabels(np.array([0.2, 0.9]), np.array([0, 1]), np.ones(2))
+    with pytest.raises(InputError, match="no weights or slices, got weights"):
+        save_predictions(top, tmp_path / "b.npz")
     with pytest.raises(InputError, match="to be Predictions or TopLabels, got str"):
         save_predictions("abc", tmp_path / "b.npz")  # type: ignore[arg-type]
