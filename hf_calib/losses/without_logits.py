@@ -13,8 +13,8 @@ from torch.nn.functional import linear
 
 from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.losses.loss import CalibrationLoss, check_items, check_loss, over_items
+from hf_calib.losses.statistics.blocks import check_labels
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, wide
-from hf_calib.losses.statistics.door import check_labels
 
 # The number of logits in a chunk: small next to the head's weight, and large enough for an efficient product.
 CPU_CHUNK_ELEMENTS = 2**23
@@ -65,7 +65,8 @@ def linear_calibration_loss(
     True
     """
     _check(hidden, weight, labels, loss, bias, reduction)
-    check_items(num_items_in_batch, reduction, labels)
+    if num_items_in_batch is not None:
+        check_items(num_items_in_batch, reduction, labels)
     is_number = isinstance(softcap, Real | Tensor) and not isinstance(softcap, bool)
     fits = softcap is None or (is_number and 0 < softcap < math.inf)
     check(fits, "softcap to be above 0", softcap, "leave it out if there is none")
