@@ -476,7 +476,7 @@ def adafocal(
     """
     log_p = -ce
     rest = -expm1(log_p)
-    gamma = look_up(table, 1 - rest)
+    gamma = look_up(table, exp(log_p))
     if table.least >= 0:
         return focal_term(ce, log_p, rest, gamma)
     base = where(gamma < 0, 2 - rest, rest)  # 1 + p or 1 - p
@@ -557,7 +557,7 @@ def calfocal(
     """
     log_p = -ce
     rest = -expm1(log_p)
-    p = constant(1 - rest)
+    p = constant(exp(log_p))
     found = look_up(table, p)
     if per_sample:
         # The accuracy of an empty bin is NaN.

@@ -237,7 +237,7 @@ def flsd(
     """
     log_p = -ce
     rest = -expm1(log_p)
-    gamma = look_up(table, 1 - rest)
+    gamma = look_up(table, exp(log_p))
     return focal_term(ce, log_p, rest, gamma)
 
 
@@ -269,9 +269,9 @@ def flsd_gra(
         >>> flsd_gra()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.6071)
     """
-    rest = -expm1(-ce)
-    gamma = look_up(table, 1 - rest)
-    weight = constant(power_of(rest, gamma))
+    log_p = -ce
+    gamma = look_up(table, exp(log_p))
+    weight = constant(power_of(-expm1(log_p), gamma))
     return weight * ce, weight
 
 
