@@ -75,7 +75,7 @@ def plus_product(x: Tensor, factor: Numbers, y: Tensor, z: Tensor) -> Tensor:
 
 def possible(log_p: Tensor) -> Tensor:
     """log_p, or 0 where the label is impossible, because 0 times infinity is NaN."""
-    return torch.nn.functional.threshold(log_p, -IMPOSSIBLE, 0.0)
+    return torch.threshold(log_p, -IMPOSSIBLE, 0.0)
 
 
 def weighted(ce: Tensor, weight: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Reduction:
     """What the rows of a call add to its value: the sum of shares * values of rows, plus scale * penalty of the batch.
 

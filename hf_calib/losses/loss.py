@@ -371,24 +371,32 @@ class CalibrationLoss(nn.Module):
             A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64. If the logit of a
             label is -inf, the value is the loss's limit, mostly infinity with cross entropy's gradient; never NaN.
         """
-        _warn_if_not_shifted(logits, labels)
-        logits = logits_of(logits)
+        if not isinstance(logits, Tensor):
+            _warn_if_not_shifted(logits, labels)
+            logits = logits_of(logits)
         multi_label = self._check(logits, labels)
-        self._check_reduction(reduction)
+        if reduction != "mean":
+            self._check_reduction(reduction)
         if num_items_in_batch is not None:
             check_items(num_items_in_batch, reduction, labels)
+        compute = self._of_decisions if multi_label else self._of_rows
+        if not torch.is_autocast_enabled(logits.device.type):
+            return compute(logits, labels, reduction, num_items_in_batch)
         with _without_autocast(logits):
-            if multi_label:
-                return self._of_decisions(logits, labels, reduction, num_items_in_batch)
-            flat = labels.flatten().long()
-            rows = logits.flatten(0, -2)
-            try:
-                own = self._reduction(flat, wide(logits), reduction, num_items_in_batch)
-                value = reduced(rows, flat, own)
-            except (IndexError, RuntimeError) as error:
-                # PyTorch's own error names no label.
-                name_wrong_label(flat, rows.shape[1], error)
-                raise
+            return compute(logits, labels, reduction, num_items_in_batch)
+
+    def _of_rows(
+        self, logits: Tensor, labels: Tensor, reduction: str, items: Divisor
+    ) -> Tensor:
+        """The loss of a problem with one label per row."""
+        flat = labels.flatten().long()
+        try:
+            own = self._reduction(flat, wide(logits), reduction, items)
+            value = reduced(logits.flatten(0, -2), flat, own)
+        except (IndexError, RuntimeError) as error:
+            # PyTorch's own error names no label.
+            name_wrong_label(flat, logits.shape[-1], error)
+            raise
         return value.view(labels.shape) if reduction == "none" else value
 
     def _of_decisions(
@@ -411,7 +419,8 @@ class CalibrationLoss(nn.Module):
     ) -> Reduction:
         """The shares of the rows with these labels (N,) in the value, and the factor of the batch's penalty."""
         summed = reduction != "none"
-        if self._counts_all(labels) and reduction == "mean" and items is None:
+        is_mean = reduction == "mean" and items is None
+        if is_mean and self._counts_all(labels):
             share = 1 / len(labels)
             shares = torch.full(labels.shape, share, dtype=dtype)
             scale = torch.ones((), dtype=dtype) if self.couples_batch else None

@@ -136,8 +136,9 @@ def brier(ce: Numbers, others: Numbers) -> Terms:
         tensor(0.2642)
     """
     # The label's own term is (1 - p)^2.
-    rest = -expm1(-ce)
-    by_ce = 2 * rest * (1 - rest)
+    log_p = -ce
+    rest = -expm1(log_p)
+    by_ce = 2 * rest * exp(log_p)
     return others + rest * rest, by_ce, 1.0
 
 
@@ -314,7 +315,7 @@ def dual_focal_term(
     lower = power_of(base, gamma - 1)
     weight = lower * base
     by_q = -gamma * lower * possible(log_p)
-    by_ce = plus_product(weight, 1.0, by_q, 1 - rest)
+    by_ce = plus_product(weight, 1.0, by_q, exp(log_p))
     return weighted(ce, weight), by_ce, by_q
 
 
@@ -412,7 +413,7 @@ def bsce(
     lower_u = power_of(s, gamma / norm - 1)
     u = lower_u * s
     by_s = -gamma / norm * lower_u * possible(log_p)
-    by_ce = plus_product(u, norm, by_s, lower * (1 - rest))
+    by_ce = plus_product(u, norm, by_s, lower * exp(log_p))
     return weighted(ce, u), by_ce, by_s
 
 
@@ -482,7 +483,7 @@ def focal_calibration(
     log_p = -ce
     rest = -expm1(log_p)
     value, by_ce = focal_term(ce, log_p, rest, gamma)
-    p = 1 - rest
+    p = exp(log_p)
     if distance == "l2":
         value = value + brier_weight * (others + rest * rest)
         by_ce = plus_product(by_ce, 2 * brier_weight, rest, p)

@@ -94,22 +94,31 @@ class Block:
 
     def gradient(self, slopes: Slopes) -> Tensor:
         """The gradient (n, C) of the sum of slope * number over numbers and rows."""
-        by_ce, *others = slopes
         log_probs = self.log_probs
         matrix = _nll_backward(
-            by_ce, log_probs, self.labels, None, _NO_REDUCTION, IGNORE_INDEX,
+            slopes[0], log_probs, self.labels, None, _NO_REDUCTION, IGNORE_INDEX,
             self._of_weights,
         )  # fmt: skip
-        self._add_to(matrix, others, of_logits=False)
+        of_logits = self._add_statistics(matrix, slopes)
         gradient = _log_softmax_backward(matrix, log_probs, 1, log_probs.dtype)
-        self._add_to(gradient, others, of_logits=True)
+        for statistic, kept, slope in of_logits:
+            statistic.add_to(gradient, kept, slope)
         return gradient
 
-    def _add_to(self, matrix: Tensor, slopes: Slopes, *, of_logits: bool) -> None:
-        for statistic, kept, slope in zip(self.reads, self._kept, slopes, strict=True):
-            if slope is not None and statistic.is_of_logits == of_logits:
-                column = slope if slope.dim() == 2 else slope[:, None]
-                statistic.add_to(matrix, kept, column)
+    def _add_statistics(self, matrix: Tensor, slopes: Slopes) -> list[Any]:
+        """Add the derivatives of the statistics to the matrix; return those by the logits themselves."""
+        of_logits = []
+        for i, statistic in enumerate(self.reads):
+            slope = slopes[i + 1]
+            if slope is None:
+                continue
+            if slope.dim() == 1:
+                slope = slope[:, None]
+            if statistic.is_of_logits:
+                of_logits.append((statistic, self._kept[i], slope))
+            else:
+                statistic.add_to(matrix, self._kept[i], slope)
+        return of_logits
 
 
 class CacheBlock(Block):
@@ -171,8 +180,8 @@ class CacheBlock(Block):
             if slope is not None:
                 total = total + statistic.total(value, kept, slope)
         gradient = self._probs.mul_(-total[:, None])
-        self._add_to(gradient, others, of_logits=False)
-        self._add_to(gradient, others, of_logits=True)
+        for statistic, kept, slope in self._add_statistics(gradient, slopes):
+            statistic.add_to(gradient, kept, slope)
         return gradient.scatter_add_(1, self._column, -by_ce[:, None])
 
 

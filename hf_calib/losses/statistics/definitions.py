@@ -83,11 +83,13 @@ class Rival(Statistic):
         # much faster than a maximum over a mask. (-0 - 0 is -0, whose reciprocal is -inf as if the class
         # were below the label; -0 + (0 - 0) is 0.)
         z = block.z.detach()
-        distance = (z + (0 - z.gather(1, block.column))).reciprocal_()
+        of_label = z.gather(1, block.column)
+        distance = (z + torch.rsub(of_label, 0)).reciprocal_()
         first, last = RIVALS[self.rank] or (0, z.shape[1])
         if last == 1:
             nearest, index = distance.min(1, keepdim=True)
-            probs = block.log_p_of(index).exp() * (nearest < 0)
+            # The sign of 1 / -inf is negative, too, but the probability of a masked class is 0.
+            probs = block.log_p_of(index).exp() * nearest.signbit()
             return probs.squeeze(1), (index, probs)
         count = min(last, z.shape[1])
         nearest, index = distance.topk(count, dim=1, largest=False)
