@@ -56,14 +56,17 @@ def constant(x: Tensor) -> Tensor:
 
 
 def power_of(base: Tensor, exponent: Numbers) -> Tensor:
-    """base ** exponent for base >= 0, which is finite with finite derivatives where base is 0."""
-    if isinstance(exponent, Tensor):
-        return base.clamp_min(tiny(base)).pow(exponent)
-    if exponent == 1:
-        return base
-    if exponent < 1 and exponent != 0:
+    """base ** exponent for base >= 0, whose derivative is finite where base is 0."""
+    if isinstance(exponent, Tensor) or exponent < 1:
         base = base.clamp_min(tiny(base))
     return base.pow(exponent)
+
+
+def two_powers(base: Tensor, exponent: Numbers) -> tuple[Tensor, Tensor]:
+    """base ** exponent as `power_of`, and base ** (exponent - 1), which is finite and is not differentiated."""
+    if isinstance(exponent, Tensor) or exponent < 1:
+        base = base.clamp_min(tiny(base))
+    return base.pow(exponent), base.pow(exponent - 1)
 
 
 def plus_product(x: Tensor, factor: Numbers, y: Tensor, z: Tensor) -> Tensor:

@@ -316,7 +316,7 @@ class CalibrationLoss(nn.Module):
             value, by_ce = entry.rows(numbers[0], **self._values)
             return value, [by_ce]
         if entry.by_autograd:
-            return _differentiated(self.row_values, numbers)
+            return _differentiated(self.row_values, numbers, self.reads)
         value, *slopes = entry.formula(*numbers, **self._arguments(numbers[0]))
         return value, slopes
 
@@ -337,7 +337,7 @@ class CalibrationLoss(nn.Module):
         entry = LOSSES[self.name]
         # The derivatives of gathered rows are sums over the processes, which their own backward pass collects.
         if entry.by_autograd or self.gather is not None:
-            return _differentiated(self.penalty, numbers)
+            return _differentiated(self.penalty, numbers, self.reads)
         value, *slopes = entry.formula(*numbers, **self._values)
         return value, slopes
 
@@ -678,20 +678,29 @@ class CalibrationLoss(nn.Module):
 
 
 def _differentiated(
-    function: Callable[[Sequence[Any]], Tensor], numbers: Sequence[Any]
+    function: Callable[[Sequence[Any]], Tensor],
+    numbers: Sequence[Any],
+    reads: Sequence[Statistic],
 ) -> tuple[Tensor, list[Any]]:
-    """The value of a function, and the derivatives of its sum by autograd; 0.0 if it does not read a number."""
-    leaves = []
-    for each in numbers:
-        leaf = each.detach()
-        leaves.append(leaf.requires_grad_() if leaf.is_floating_point() else leaf)
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    """The value of a function of the numbers, and the derivatives of its sum by autograd."""
     with torch.enable_grad():
-        value = function(leaves)
-        found = torch.autograd.grad(value.sum(), wanted, allow_unused=True)
-    slopes = dict(zip(map(id, wanted), found, strict=True))
-    by_numbers = [slopes.get(id(leaf)) for leaf in leaves]
-    return value.detach(), [0.0 if slope is None else slope for slope in by_numbers]
+        ce, *statistics = numbers
+        given = [ce.detach().requires_grad_()]
+        leaves = {0: given[0]}
+        for i, (number, statistic) in enumerate(
+            zip(statistics, reads, strict=True), start=1
+        ):
+            if statistic.has_derivative:
+                number = number.detach().requires_grad_()
+                leaves[i] = number
+            given.append(number)
+        value = function(given)
+        found = torch.autograd.grad(value.sum(), [*leaves.values()], allow_unused=True)
+    slopes: list[Any] = [0.0] * len(numbers)
+    for i, slope in zip(leaves, found, strict=True):
+        if slope is not None:
+            slopes[i] = slope
+    return value.detach(), slopes
 
 
 def _checked_weights(class_weights: Any) -> Tensor:

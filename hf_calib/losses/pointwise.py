@@ -27,6 +27,7 @@ from hf_calib.losses.arithmetic import (
     plus_product,
     possible,
     power_of,
+    two_powers,
     weighted,
 )
 from hf_calib.losses.loss import loss
@@ -149,8 +150,7 @@ def focal_term(
 
     Both have d base / dCE = 1 - base. Therefore dw/dCE = γ base^(γ - 1) (1 - base) = γ (base^(γ - 1) - w).
     """
-    lower = power_of(base, gamma - 1)
-    weight = lower * base
+    weight, lower = two_powers(base, gamma)
     # By the product rule, w + CE dw/dCE.
     by_ce = plus_product(weight, gamma, weight - lower, possible(log_p))
     return weighted(ce, weight), by_ce
@@ -312,8 +312,7 @@ def dual_focal_term(
     dw/dq = γ (1 - p + q)^(γ - 1), and dw/dCE = p dw/dq.
     """
     base = rest + q
-    lower = power_of(base, gamma - 1)
-    weight = lower * base
+    weight, lower = two_powers(base, gamma)
     by_q = -gamma * lower * possible(log_p)
     by_ce = plus_product(weight, 1.0, by_q, exp(log_p))
     return weighted(ce, weight), by_ce, by_q
@@ -408,10 +407,9 @@ def bsce(
     # u = s^(γ / β) with s = sum_{j != y} p_j^β + (1 - p)^β, and d(1 - p)^β / dCE = β (1 - p)^(β - 1) p.
     log_p = -ce
     rest = -expm1(log_p)
-    lower = power_of(rest, norm - 1)
-    s = others + lower * rest
-    lower_u = power_of(s, gamma / norm - 1)
-    u = lower_u * s
+    of_label, lower = two_powers(rest, norm)
+    s = others + of_label
+    u, lower_u = two_powers(s, gamma / norm)
     by_s = -gamma / norm * lower_u * possible(log_p)
     by_ce = plus_product(u, norm, by_s, lower * exp(log_p))
     return weighted(ce, u), by_ce, by_s

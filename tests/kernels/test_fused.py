@@ -131,7 +131,7 @@ def test_where_they_do_not_run_the_other_path_is_taken(
     ):
         fused._works_on.cache_clear()
         with monkeypatch.context() as patch:
-            patch.setattr(fused, "_found", fails)
+            patch.setattr(fused, "KernelBlock", fails)
             if isinstance(error, torch.OutOfMemoryError):
                 with pytest.raises(torch.OutOfMemoryError):
                     focal()(*batch(4, 5))

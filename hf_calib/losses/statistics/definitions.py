@@ -44,6 +44,8 @@ def wide(logits: Tensor) -> torch.dtype:
 class Statistic:
     """A number of every row."""
 
+    # Whether autograd can differentiate it; the derivative is by the logits themselves.
+    has_derivative: ClassVar[bool] = True
     is_of_logits: ClassVar[bool] = False
 
     def value(self, block: Block) -> tuple[Any, Any]:
@@ -62,6 +64,7 @@ class Statistic:
 class Constant(Statistic):
     """A number that stands for a statistic in all rows."""
 
+    has_derivative = False
     number: float
 
     def value(self, block: Block) -> tuple[float, None]:
@@ -204,6 +207,8 @@ class Confidence(Statistic):
 class Correct(Statistic):
     """1 if the predicted class is the label, otherwise 0."""
 
+    has_derivative = False
+
     def value(self, block: Block) -> tuple[Tensor, None]:
         return (block.predicted.squeeze(1) == block.labels).to(block.z.dtype), None
 
@@ -212,6 +217,8 @@ class Correct(Statistic):
 class Counts(Statistic):
     """1, or 0 if the row is ignored."""
 
+    has_derivative = False
+
     def value(self, block: Block) -> tuple[Tensor, None]:
         return (block.labels != IGNORE_INDEX).to(block.z.dtype), None
 
@@ -219,6 +226,8 @@ class Counts(Statistic):
 @dataclass(frozen=True)
 class Labels(Statistic):
     """The labels, int64, 0 if ignored."""
+
+    has_derivative = False
 
     def value(self, block: Block) -> tuple[Tensor, None]:
         return block.column.squeeze(1), None
