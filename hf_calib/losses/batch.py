@@ -82,7 +82,7 @@ def mmce(
     pairs = torch.outer(sizes, sizes)
     if variant == "plain":
         weights = (1 / pairs.sum().clamp_min(1)).expand(2, 2)
-        scale = mmce_weight
+        scale: Any = mmce_weight
     else:
         weights = 1 / pairs.clamp_min(1)
         if authors_code:

@@ -74,10 +74,11 @@ class Reduction:
             return total, slopes
         penalty, by_numbers = self.loss.penalty_terms(numbers)
         # The rows themselves read the cross entropy only.
-        of_penalty = [scaled(slope, self.scale) for slope in by_numbers]
-        if of_penalty[0] is not None:
-            slopes[0] = slopes[0] + of_penalty[0]
-        return total + penalty * self.scale, [slopes[0], *of_penalty[1:]]
+        (by_rows,) = slopes
+        by_ce, *slopes = [scaled(slope, self.scale) for slope in by_numbers]
+        if by_ce is not None and by_rows is not None:
+            by_rows = by_rows + by_ce
+        return total + penalty * self.scale, [by_rows, *slopes]
 
     def of_rows(self, rows: slice) -> Reduction:
         return replace(self, shares=self.shares[rows])
@@ -161,29 +162,38 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         reduction = ctx.reduction
         gradient = ctx.gradient
-        if torch.is_grad_enabled():  # create_graph=True
-            logits, labels = ctx.saved_tensors
-            with torch.autocast(logits.device.type, enabled=False):
-                value = plain(logits, labels, reduction)
-                (gradient,) = torch.autograd.grad(
-                    value, logits, slope, create_graph=True
-                )
-        elif ctx.block is not None:
-            slopes = [None if own is None else own * slope for own in ctx.slopes]
-            gradient = ctx.block.gradient(slopes)
-        elif gradient is None:
-            logits, labels = ctx.saved_tensors
-            gradient = empty_gradient(logits)
-            with torch.autocast(logits.device.type, enabled=False):
-                remade(logits, labels, reduction.times(slope), gradient)
-        else:
-            # It is scaled in place. A second backward pass makes it again.
-            ctx.gradient = None
-            if not reduction.summed:
-                gradient.mul_(slope[:, None])
-            elif not is_one(slope):
-                gradient.mul_(slope)
+        with torch.autocast(slope.device.type, enabled=False):
+            if ctx.block is not None and not torch.is_grad_enabled():
+                slopes = [None if own is None else own * slope for own in ctx.slopes]
+                gradient = ctx.block.gradient(slopes)
+            elif gradient is None or torch.is_grad_enabled():
+                gradient = _made_again(ctx, slope)
+            else:
+                # It is scaled in place. A second backward pass makes it again.
+                ctx.gradient = None
+                if not reduction.summed:
+                    gradient.mul_(slope[:, None])
+                elif not is_one(slope):
+                    gradient.mul_(slope)
         return gradient, None, None, None
+
+
+def _made_again(ctx: Any, slope: Tensor) -> Tensor:
+    """The gradient of a value whose forward pass is over; by autograd if it will be differentiated."""
+    logits, labels = ctx.saved_tensors
+    reduction = ctx.reduction
+    if torch.is_grad_enabled():  # create_graph=True
+        value = plain(logits, labels, reduction)
+        (gradient,) = torch.autograd.grad(value, logits, slope, create_graph=True)
+        return gradient
+    reduction = reduction.times(slope)
+    if len(logits) <= rows_per_block(logits):
+        block = Block(logits, labels, reduction.loss.reads, reduction.class_weights)
+        _, slopes = reduction.value_and_slopes(block.numbers)
+        return block.gradient(slopes)
+    gradient = empty_gradient(logits)
+    in_blocks(logits, labels, reduction, gradient)
+    return gradient
 
 
 def is_one(slope: Tensor) -> bool:
@@ -193,19 +203,6 @@ def is_one(slope: Tensor) -> bool:
 
 def empty_gradient(logits: Tensor) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-def remade(
-    logits: Tensor, labels: Tensor, reduction: Reduction, gradient: Tensor
-) -> None:
-    """Write the gradient of a value whose forward pass is over."""
-    if len(logits) > rows_per_block(logits):
-        in_blocks(logits, labels, reduction, gradient)
-        return
-    reads = reduction.loss.reads
-    block = Block(logits, labels, reads, reduction.class_weights)
-    _, slopes = reduction.value_and_slopes(block.numbers)
-    gradient.copy_(block.gradient(slopes))
 
 
 def in_blocks(

@@ -299,7 +299,7 @@ class CalibrationLoss(nn.Module):
         """The keyword arguments of the formula: the hyperparameters, and a table if the loss has one."""
         return self._values
 
-    # ---- The formula, as `engine` calls it ----
+    # ---- The formulas, as `engine` calls them ----
 
     def row_values(self, numbers: Sequence[Any]) -> Tensor:
         """The value of each row, (N,), for its numbers."""
@@ -309,35 +309,34 @@ class CalibrationLoss(nn.Module):
         found = entry.formula(*numbers, **self._arguments(numbers[0]))
         return found if entry.by_autograd else found[0]
 
-    def row_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, list[Any]]:
-        """The value of each row, and its derivatives; 0.0 if a derivative is 0 for all rows."""
+    def row_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
+        """The value of each row, and its derivatives by the numbers that it is a function of."""
         entry = LOSSES[self.name]
         if entry.rows is not None:
-            value, by_ce = entry.rows(numbers[0], **self._values)
-            return value, [by_ce]
-        if entry.by_autograd:
-            return _differentiated(self.row_values, numbers, self.reads)
-        value, *slopes = entry.formula(*numbers, **self._arguments(numbers[0]))
+            value, *slopes = entry.rows(numbers[0], **self._values)
+        elif entry.by_autograd:
+            return _differentiated(self.row_values, numbers)
+        else:
+            value, *slopes = entry.formula(*numbers, **self._arguments(numbers[0]))
         return value, slopes
 
     def penalty(self, numbers: Sequence[Any]) -> Tensor:
-        """The penalty on the batch; on that of all processes if they are gathered."""
+        """The penalty on the batch, or on that of all processes."""
         entry = LOSSES[self.name]
         if self.gather is not None:
-            dtype = numbers[0].dtype
             # Rows that are filled up with 0 count as ignored.
-            gathered, _ = self.gather([own.to(dtype) for own in numbers])
+            gathered, _ = self.gather([own.to(numbers[0].dtype) for own in numbers])
             pairs = zip(gathered, numbers, strict=True)
-            numbers = [all_rows.to(own.dtype) for all_rows, own in pairs]
+            numbers = [of_all.to(own.dtype) for of_all, own in pairs]
         found = entry.formula(*numbers, **self._values)
         return found if entry.by_autograd else found[0]
 
-    def penalty_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, list[Any]]:
+    def penalty_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
         """The penalty, and its derivatives by the numbers of this process."""
         entry = LOSSES[self.name]
-        # The derivatives of gathered rows are sums over the processes, which their own backward pass collects.
+        # The derivatives by gathered rows are sums over the processes, which `gather` itself collects.
         if entry.by_autograd or self.gather is not None:
-            return _differentiated(self.penalty, numbers, self.reads)
+            return _differentiated(self.penalty, numbers)
         value, *slopes = entry.formula(*numbers, **self._values)
         return value, slopes
 
@@ -477,7 +476,7 @@ class CalibrationLoss(nn.Module):
         counts = torch.ones_like(log_probs, dtype=torch.bool)
         if mask is not None:
             counts = mask.bool()
-        given = {
+        given: dict[str, Any] = {
             "log_probs": log_probs,
             "entropy": entropy,
             "log_sum_sq_probs": log_sum_sq_probs,
@@ -678,29 +677,23 @@ class CalibrationLoss(nn.Module):
 
 
 def _differentiated(
-    function: Callable[[Sequence[Any]], Tensor],
-    numbers: Sequence[Any],
-    reads: Sequence[Statistic],
-) -> tuple[Tensor, list[Any]]:
+    function: Callable[[Sequence[Any]], Tensor], numbers: Sequence[Any]
+) -> tuple[Tensor, Sequence[Any]]:
     """The value of a function of the numbers, and the derivatives of its sum by autograd."""
+    leaves = []
+    for number in numbers:
+        leaf = number.detach()
+        leaves.append(leaf.requires_grad_(leaf.is_floating_point()))
     with torch.enable_grad():
-        ce, *statistics = numbers
-        given = [ce.detach().requires_grad_()]
-        leaves = {0: given[0]}
-        for i, (number, statistic) in enumerate(
-            zip(statistics, reads, strict=True), start=1
-        ):
-            if statistic.has_derivative:
-                number = number.detach().requires_grad_()
-                leaves[i] = number
-            given.append(number)
-        value = function(given)
-        found = torch.autograd.grad(value.sum(), [*leaves.values()], allow_unused=True)
-    slopes: list[Any] = [0.0] * len(numbers)
-    for i, slope in zip(leaves, found, strict=True):
-        if slope is not None:
-            slopes[i] = slope
-    return value.detach(), slopes
+        value = function(leaves)
+        found = torch.autograd.grad(
+            value.sum(),
+            [leaf for leaf in leaves if leaf.requires_grad],
+            materialize_grads=True,
+        )
+    slopes = iter(found)
+    by_numbers = [next(slopes) if leaf.requires_grad else 0.0 for leaf in leaves]
+    return value.detach(), by_numbers
 
 
 def _checked_weights(class_weights: Any) -> Tensor:

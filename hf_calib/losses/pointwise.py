@@ -301,7 +301,7 @@ def inverse_focal(ce: Numbers, *, gamma: NonNegative = 2.0) -> Terms:
 
 
 def rival_or_number(rival: Any, **values: Any) -> list[Statistic]:
-    return [Rival(rival) if isinstance(rival, str) else Constant(rival)]
+    return [Constant(rival) if isinstance(rival, float) else Rival(rival)]
 
 
 def dual_focal_term(

@@ -135,7 +135,7 @@ class KernelBlock:
 
     def _value(self, statistic: Statistic) -> tuple[Any, dict[str, Tensor]]:
         found = self.found
-        kept = {}
+        kept: dict[str, Tensor] = {}
         if isinstance(statistic, defined.Constant):
             return statistic.number, kept
         if isinstance(statistic, defined.Labels):
@@ -184,7 +184,7 @@ class KernelBlock:
         used = []
         read = zip(self.reads, self.numbers[1:], self._kept, others, strict=True)
         for statistic, value, kept, slope in read:
-            if slope is None:
+            if slope is None or not statistic.has_derivative:
                 continue
             used.append(statistic)
             alpha = alpha - statistic.total(value, (None, None, None), slope)
