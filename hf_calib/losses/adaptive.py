@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """Losses that adapt to held-out predictions: AdaFocal, AdaDualFocal, CalFocal, ECE-CE.
 
 Each loss has a table of bins, which `update` fits and the formula reads.
@@ -17,9 +18,6 @@ from torch import Tensor
 
 from hf_calib._errors import check, few
 from hf_calib.losses.arithmetic import (
-    Numbers,
-    Table,
-    Terms,
     at_most,
     constant,
     exp,
@@ -438,16 +436,16 @@ def _check_gammas(
     check=_check_gammas,
 )
 def adafocal(
-    ce: Numbers,
+    ce,
     *,
-    table: Table,
+    table,
     n_bins: NumberOfBins = 15,
     update_rate: NonNegative = 1.0,
     gamma_init: Number = 1.0,
     gamma_max: UpperLimit = 20.0,
     gamma_min: NonPositive = -2.0,
     switch: NonNegative = 0.2,
-) -> Terms:
+):
     r"""AdaFocal: focal loss with a gamma per confidence bin, fitted to held-out predictions during training.
 
     The gamma of a bin grows if its held-out predictions are over-confident, and falls if they are under-confident.
@@ -490,15 +488,15 @@ def adafocal(
     check=_check_gammas,
 )
 def ada_dual_focal(
-    ce: Numbers,
-    q: Numbers,
+    ce,
+    q,
     *,
-    table: Table,
+    table,
     n_bins: NumberOfBins = 15,
     update_rate: NonNegative = 2.0,
     gamma_init: NonNegative = 6.0,
     gamma_max: UpperLimit = 20.0,
-) -> Terms:
+):
     r"""AdaDualFocal: dual focal loss with a gamma per bin of the label's margin over its rival.
 
     It adapts like `adafocal`, with the same $C_b$ and $A_b$, but gamma and weight depend on the margin p_y - q_j of
@@ -529,13 +527,13 @@ def ada_dual_focal(
 
 @loss(source="Ghosh et al. 2022 (AdaFocal), Eq. 3 and Eq. 2", module=CalFocalLoss)
 def calfocal(
-    ce: Numbers,
+    ce,
     *,
-    table: Table,
+    table,
     n_bins: NumberOfBins = 15,
     update_rate: NonNegative = 10.0,
     per_sample: bool = False,
-) -> Terms:
+):
     r"""CalFocal: focal loss whose gamma is the exponential of the held-out calibration gap.
 
     The paper's intermediate step towards `adafocal`, with the same $C_b$ and $A_b$. Gamma has no memory, so it varies
@@ -577,9 +575,9 @@ def ece_ce(
     labels: Tensor,
     counts: Tensor,
     *,
-    table: GapTableLoss,
+    table,
     n_bins: NumberOfBins = 15,
-) -> Terms:
+):
     r"""ECE-CE: cross entropy weighted by the held-out calibration gaps of the example's bins and class.
 
     The weight is the miscalibration of similar predictions; that of `bsce_gra` is the uncertainty of the prediction

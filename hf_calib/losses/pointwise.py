@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 r"""Losses of single rows, each a formula of the row's numbers: its value, and its derivative by each of them.
 
 In a formula ce is the cross entropy CE of the label, and p = exp(-CE) its probability, so dp/dCE = -p. The gradient by
@@ -17,9 +18,6 @@ import torch
 
 from hf_calib._errors import check
 from hf_calib.losses.arithmetic import (
-    Numbers,
-    Table,
-    Terms,
     constant,
     exp,
     expm1,
@@ -77,7 +75,7 @@ def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
 
 
 @loss(multi_label=True)
-def cross_entropy(ce: Numbers) -> Terms:
+def cross_entropy(ce):
     r"""Cross entropy: the baseline to beat, followed by a post-hoc calibrator such as `TemperatureScaling`.
 
     It equals `F.cross_entropy` of class indices and needs less time and memory for large logits. After long training
@@ -97,9 +95,7 @@ def cross_entropy(ce: Numbers) -> Terms:
     reads=lambda smoothing: [MeanLogProb() if smoothing else Constant(0.0)],
     multi_label=True,
 )
-def label_smoothing(
-    ce: Numbers, mean_log_prob: Numbers, *, smoothing: Share = 0.05
-) -> Terms:
+def label_smoothing(ce, mean_log_prob, *, smoothing: Share = 0.05):
     r"""Label smoothing: cross entropy with labels that give a share ε to all classes equally.
 
     It is the simplest way to limit over-confidence, and is the same for every example; `focal` depends on p_y. As in
@@ -124,7 +120,7 @@ def label_smoothing(
 
 
 @loss(source="Brier 1950", reads=lambda: [OtherPowers(2.0)], multi_label=True)
-def brier(ce: Numbers, others: Numbers) -> Terms:
+def brier(ce, others):
     r"""Brier score: the squared distance of the probabilities from the label.
 
     It is proper like `cross_entropy`, but bounded by 2: outliers and wrong labels count for less, and learning is slow
@@ -143,9 +139,7 @@ def brier(ce: Numbers, others: Numbers) -> Terms:
     return others + rest * rest, by_ce, 1.0
 
 
-def focal_term(
-    ce: Numbers, log_p: Numbers, base: Numbers, gamma: Numbers
-) -> tuple[Numbers, Numbers]:
+def focal_term(ce, log_p, base, gamma):
     """The value w CE with the weight w = base^γ, and its derivative by CE, for base = 1 - p or 1 + p.
 
     Both have d base / dCE = 1 - base. Therefore dw/dCE = γ base^(γ - 1) (1 - base) = γ (base^(γ - 1) - w).
@@ -157,7 +151,7 @@ def focal_term(
 
 
 @loss(source="Lin et al. 2017, Eq. 4; Mukhoti et al. 2020", multi_label=True)
-def focal(ce: Numbers, *, gamma: NonNegative = 3.0) -> Terms:
+def focal(ce, *, gamma: NonNegative = 3.0):
     r"""Focal loss: cross entropy with a lower weight for examples whose label is already probable.
 
     It is the usual first choice against over-confidence in long runs. After short fine-tuning the model is
@@ -180,7 +174,7 @@ def focal(ce: Numbers, *, gamma: NonNegative = 3.0) -> Terms:
 
 
 @loss(source="Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3", multi_label=True)
-def focal_gra(ce: Numbers, *, gamma: NonNegative = 3.0) -> Terms:
+def focal_gra(ce, *, gamma: NonNegative = 3.0):
     r"""FL-GRA: cross entropy whose gradient is scaled by the weight of `focal`.
 
     The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
@@ -215,12 +209,12 @@ class StepsLoss(TableLoss):
 
 @loss(source="Mukhoti et al. 2020", check=_check_steps, module=StepsLoss)
 def flsd(
-    ce: Numbers,
+    ce,
     *,
-    table: Table,
+    table,
     thresholds: Thresholds = (0.2,),
     gammas: Gammas = (5.0, 3.0),
-) -> Terms:
+):
     r"""FLSD-53: focal loss with a larger gamma for improbable labels.
 
     Gamma is a fixed function of p_y. `adafocal` fits it to held-out predictions; `focal` has one gamma for all.
@@ -248,12 +242,12 @@ def flsd(
     module=StepsLoss,
 )
 def flsd_gra(
-    ce: Numbers,
+    ce,
     *,
-    table: Table,
+    table,
     thresholds: Thresholds = (0.2,),
     gammas: Gammas = (5.0, 3.0),
-) -> Terms:
+):
     r"""FLSD-GRA: cross entropy whose gradient is scaled by the weight of `flsd`.
 
     The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
@@ -281,7 +275,7 @@ def flsd_gra(
     multi_label=True,
     check=lambda gamma: warn_of_inverse_gamma(gamma),
 )
-def inverse_focal(ce: Numbers, *, gamma: NonNegative = 2.0) -> Terms:
+def inverse_focal(ce, *, gamma: NonNegative = 2.0):
     r"""Inverse focal loss: cross entropy with a higher weight for examples whose label is probable.
 
     It is the opposite of `focal`, for models that end under-confident, or whose over-confidence a post-hoc calibrator
@@ -304,9 +298,7 @@ def rival_or_number(rival: Any, **values: Any) -> list[Statistic]:
     return [Constant(rival) if isinstance(rival, float) else Rival(rival)]
 
 
-def dual_focal_term(
-    ce: Numbers, log_p: Numbers, rest: Numbers, q: Numbers, gamma: Numbers
-) -> tuple[Numbers, Numbers, Numbers]:
+def dual_focal_term(ce, log_p, rest, q, gamma):
     """The value w CE with w = (1 - p + q)^γ, where rest = 1 - p, and its derivatives by CE and q.
 
     dw/dq = γ (1 - p + q)^(γ - 1), and dw/dCE = p dw/dq.
@@ -320,12 +312,12 @@ def dual_focal_term(
 
 @loss(source="Tao et al. 2023 (DFL), Eq. 3 and Table 4", reads=rival_or_number)
 def dual_focal(
-    ce: Numbers,
-    q: Numbers,
+    ce,
+    q,
     *,
     gamma: NonNegative = 5.0,
     rival: RankOrNumber = "next",
-) -> Terms:
+):
     r"""Dual focal loss (DFL): focal loss whose weight depends on the label's margin over its rival.
 
     The weight of `focal` depends on p_y only, which leads to under-confidence. As in the authors' code, q_j has a
@@ -350,12 +342,12 @@ def dual_focal(
 
 @loss(source="Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3", reads=rival_or_number)
 def dual_focal_gra(
-    ce: Numbers,
-    q: Numbers,
+    ce,
+    q,
     *,
     gamma: NonNegative = 5.0,
     rival: RankOrNumber = "next",
-) -> Terms:
+):
     r"""DFL-GRA: cross entropy whose gradient is scaled by the weight of `dual_focal`.
 
     The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
@@ -382,12 +374,12 @@ def dual_focal_gra(
     multi_label=True,
 )
 def bsce(
-    ce: Numbers,
-    others: Numbers,
+    ce,
+    others,
     *,
     gamma: NonNegative = 2.0,
     norm: AtLeastOne = 2.0,
-) -> Terms:
+):
     r"""BSCE: cross entropy weighted by the generalised Brier score of the whole prediction.
 
     The weight of `focal` depends only on 1 - p_y; this weight also depends on the distribution over the other classes.
@@ -421,12 +413,12 @@ def bsce(
     multi_label=True,
 )
 def bsce_gra(
-    ce: Numbers,
-    others: Numbers,
+    ce,
+    others,
     *,
     gamma: NonNegative = 2.0,
     norm: AtLeastOne = 2.0,
-) -> Terms:
+):
     r"""BSCE-GRA: cross entropy whose gradient is scaled by the weight of `bsce`.
 
     The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
@@ -454,13 +446,13 @@ def bsce_gra(
     multi_label=True,
 )
 def focal_calibration(
-    ce: Numbers,
-    others: Numbers,
+    ce,
+    others,
     *,
     gamma: NonNegative = 3.0,
     brier_weight: NonNegative = 0.5,
     distance: Literal["l2", "l1"] = "l2",
-) -> Terms:
+):
     r"""Focal calibration loss (FCL): focal loss plus the Brier score.
 
     The Brier term moves the minimum towards the posterior: with two classes, γ = 3 and a posterior of 0.7 it is at
@@ -495,9 +487,7 @@ def focal_calibration(
     source="Pereyra et al. 2017, Eq. 2; the comparison study",
     reads=lambda entropy_weight: [Entropy()],
 )
-def entropy_regularized(
-    ce: Numbers, entropy: Numbers, *, entropy_weight: NonNegative = 0.1
-) -> Terms:
+def entropy_regularized(ce, entropy, *, entropy_weight: NonNegative = 0.1):
     r"""Entropy regularisation (confidence penalty): cross entropy minus a multiple of the entropy of p.
 
     `label_smoothing` moves every class towards 1 / C; this loss hardly changes classes whose probability is nearly 0.
@@ -521,12 +511,12 @@ def entropy_regularized(
     reads=lambda norm_weight, p: [LogitNorm(p) if norm_weight else Constant(0.0)],
 )
 def logit_norm(
-    ce: Numbers,
-    norm: Numbers,
+    ce,
+    norm,
     *,
     norm_weight: NonNegative = 0.01,
     p: AtLeastOne = 1.0,
-) -> Terms:
+):
     r"""Logit norm: cross entropy plus the norm of the logits, which keeps the logits and the confidence small.
 
     A shift of all logits changes this loss; `entropy_regularized` depends only on the probabilities.
@@ -551,12 +541,12 @@ def logit_norm(
     by_autograd=True,
 )
 def mbls(
-    ce: Numbers,
-    log_probs: Any = None,
+    ce,
+    log_probs=None,
     *,
     margin_weight: NonNegative = 0.1,
     margin: NonNegative = 10.0,
-) -> Numbers:
+):
     r"""MbLS (margin-based label smoothing): cross entropy plus the excess of logit distances over a margin.
 
     `label_smoothing` reduces all distances between logits; this loss reduces only distances above the margin, so a
@@ -583,7 +573,7 @@ def mbls(
 
 
 @loss(source="Wu et al. 2025 (DFT), Eq. 9")
-def dft(ce: Numbers) -> Terms:
+def dft(ce):
     r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
 
     Use it to fine-tune a strong language model on answers that it could have given itself: improbable tokens hardly
@@ -602,7 +592,7 @@ def dft(ce: Numbers) -> Terms:
 
 
 @loss(source="Li et al. 2025; Zhang and Sabuncu 2018, Eq. 6")
-def power(ce: Numbers, *, exponent: Positive = 1.0) -> Terms:
+def power(ce, *, exponent: Positive = 1.0):
     r"""Power loss: one minus a power of the label's probability, between cross entropy and the probability.
 
     The larger the exponent, the less an improbable label counts. Use it for wrong labels, or to fine-tune a model with
