@@ -325,7 +325,7 @@ class GapTableLoss(AdaptiveLoss):
         )
         return multi_label
 
-    def _arguments(self, ce: Tensor) -> dict[str, Any]:
+    def arguments(self, ce: Tensor) -> dict[str, Any]:
         return {"table": self, **self._values}
 
     def weight(self, p: Tensor, labels: Tensor) -> Tensor:

@@ -139,9 +139,10 @@ class _Loss(torch.autograd.Function):
         ctx.block = None
         has_gradient = ctx.needs_input_grad[0]
         reads = reduction.loss.reads
+        ctx.kernels = kernels
         if kernels:
-            block: Any = fused.KernelBlock(logits, labels, reads)
-        elif len(logits) <= rows_per_block(logits):
+            return _by_kernels(ctx, logits, labels, reduction)
+        if len(logits) <= rows_per_block(logits):
             block = Block(logits, labels, reads, reduction.class_weights)
         else:
             # 16 bits would be too coarse for a gradient that is not scaled yet.
@@ -151,11 +152,7 @@ class _Loss(torch.autograd.Function):
         if not has_gradient:
             return reduction.value(block.numbers)
         value, slopes = reduction.value_and_slopes(block.numbers)
-        if kernels:
-            ctx.block = block
-            ctx.slopes = slopes
-        else:
-            ctx.gradient = block.gradient(slopes)
+        ctx.gradient = block.gradient(slopes)
         return value
 
     @staticmethod
@@ -178,6 +175,35 @@ class _Loss(torch.autograd.Function):
         return gradient, None, None, None
 
 
+def _by_kernels(
+    ctx: Any, logits: Tensor, labels: Tensor, reduction: Reduction
+) -> Tensor:
+    """The value by kernels, which write the gradient of a small matrix in the same launch."""
+    block = fused.KernelBlock(logits, labels, reduction.loss.reads)
+    has_gradient = ctx.needs_input_grad[0]
+    if reduction.loss.row_formula is None:
+        numbers = block.numbers()
+        if not has_gradient:
+            return reduction.value(numbers)
+        ctx.block = block
+        value, ctx.slopes = reduction.value_and_slopes(numbers)
+        return value
+    # 16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large matrix takes longer
+    # than to read the logits again, as longer rows are.
+    is_short = logits.shape[1] <= fused.LONGEST_BLOCK
+    is_small = len(logits) <= rows_per_block(logits)
+    if has_gradient and is_short and is_small and logits.dtype == torch.float32:
+        ctx.gradient = empty_gradient(logits)
+    elif has_gradient:
+        ctx.block = block
+    values = block.values(
+        reduction.loss, reduction.shares, ctx.gradient, ctx.block is not None
+    )
+    if ctx.block is not None:
+        ctx.slopes = block.slopes
+    return values.sum() if reduction.summed else values
+
+
 def _made_again(ctx: Any, slope: Tensor) -> Tensor:
     """The gradient of a value whose forward pass is over; by autograd if it will be differentiated."""
     logits, labels = ctx.saved_tensors
@@ -187,6 +213,11 @@ def _made_again(ctx: Any, slope: Tensor) -> Tensor:
         (gradient,) = torch.autograd.grad(value, logits, slope, create_graph=True)
         return gradient
     reduction = reduction.times(slope)
+    if ctx.kernels:
+        block = fused.KernelBlock(logits, labels, reduction.loss.reads)
+        gradient = empty_gradient(logits)
+        block.values(reduction.loss, reduction.shares, gradient, keeps=False)
+        return gradient
     if len(logits) <= rows_per_block(logits):
         block = Block(logits, labels, reduction.loss.reads, reduction.class_weights)
         _, slopes = reduction.value_and_slopes(block.numbers)

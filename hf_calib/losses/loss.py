@@ -295,18 +295,24 @@ class CalibrationLoss(nn.Module):
     def _make_table(self) -> None:
         """Make the buffers that the formula reads; a loss that adapts has some."""
 
-    def _arguments(self, ce: Tensor) -> Mapping[str, Any]:
+    def arguments(self, ce: Tensor) -> Mapping[str, Any]:
         """The keyword arguments of the formula: the hyperparameters, and a table if the loss has one."""
         return self._values
 
     # ---- The formulas, as `engine` calls them ----
+
+    @property
+    def row_formula(self) -> Formula | None:
+        """The formula if it gives the terms of single rows by itself, so that a kernel can evaluate it."""
+        entry = LOSSES[self.name]
+        return None if entry.by_autograd or entry.needs_all_rows else entry.formula
 
     def row_values(self, numbers: Sequence[Any]) -> Tensor:
         """The value of each row, (N,), for its numbers."""
         entry = LOSSES[self.name]
         if entry.rows is not None:
             return entry.rows(numbers[0], **self._values)[0]
-        found = entry.formula(*numbers, **self._arguments(numbers[0]))
+        found = entry.formula(*numbers, **self.arguments(numbers[0]))
         return found if entry.by_autograd else found[0]
 
     def row_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
@@ -317,7 +323,7 @@ class CalibrationLoss(nn.Module):
         elif entry.by_autograd:
             return _differentiated(self.row_values, numbers)
         else:
-            value, *slopes = entry.formula(*numbers, **self._arguments(numbers[0]))
+            value, *slopes = entry.formula(*numbers, **self.arguments(numbers[0]))
         return value, slopes
 
     def penalty(self, numbers: Sequence[Any]) -> Tensor:

@@ -26,7 +26,7 @@ class TableLoss(CalibrationLoss):
     def _sources(self) -> tuple[Tensor, ...]:
         """The tensors from which `_bins` makes the table."""
 
-    def _arguments(self, ce: Tensor) -> dict[str, Any]:
+    def arguments(self, ce: Tensor) -> dict[str, Any]:
         if is_traced():
             edges, values = self._bins()
             # The least value would have to be read from a tensor.
