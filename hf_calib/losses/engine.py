@@ -242,8 +242,13 @@ def in_blocks(
     """The value of a large matrix, whose gradient is written to `gradient` if it is given, with no other memory."""
     size = rows_per_block(logits)
     parts = [slice(i, i + size) for i in range(0, len(logits), size)]
-    if reduction.loss.needs_all_rows:
-        return _of_all_rows(logits, labels, reduction, gradient, parts)
+    loss = reduction.loss
+    keeps_matrix = any(statistic.keeps_matrix for statistic in loss.reads)
+    # One formula for all rows takes fewer operations than one for each block, but their blocks have to wait for it.
+    if loss.needs_all_rows or not keeps_matrix:
+        return _of_all_rows(
+            logits, labels, reduction, gradient, parts, not keeps_matrix
+        )
     values = []
     for rows in parts:
         block = _cache_block(logits, labels, reduction, gradient, rows)
@@ -265,17 +270,18 @@ def _of_all_rows(
     reduction: Reduction,
     gradient: Tensor | None,
     parts: list[slice],
+    can_wait: bool,
 ) -> Tensor:
-    """The same for a formula that needs the numbers of all rows at once."""
-    # The probabilities of a block wait in the gradient; in 16 bits they are computed twice.
-    keeps = gradient is not None and gradient.dtype == wide(logits)
+    """The same with one formula for the numbers of all rows."""
+    # The probabilities of a block wait in the gradient; in 16 bits, and with other matrices, they are computed twice.
+    keeps = can_wait and gradient is not None and gradient.dtype == wide(logits)
     kept = []
     found = []
     for rows in parts:
         block = _cache_block(logits, labels, reduction, gradient, rows)
         found.append(block.numbers)
         kept.append(block if keeps else None)
-    numbers = [torch.cat(own) for own in zip(*found, strict=True)]
+    numbers = [_joined(own) for own in zip(*found, strict=True)]
     if gradient is None:
         return reduction.value(numbers)
     value, slopes = reduction.value_and_slopes(numbers)
@@ -284,6 +290,11 @@ def _of_all_rows(
         own = [None if slope is None else slope[rows] for slope in slopes]
         _write(gradient[rows], block.gradient(own))
     return value
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """The numbers of all blocks; a constant is that of any block."""
+    return torch.cat([*parts]) if isinstance(parts[0], Tensor) else parts[0]
 
 
 def _cache_block(

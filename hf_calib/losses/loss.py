@@ -411,9 +411,9 @@ class CalibrationLoss(nn.Module):
         decisions = Decisions(logits, labels, self.reads)
         if not is_traced():
             check_shares(decisions.shares, labels)
-        dtype = decisions.shares.dtype
-        weights, divisor = self._weights_and_divisor(labels, dtype, reduction, items)
-        shares = decisions.shares * (weights / divisor).flatten().repeat(2)
+        weights = self.row_weights(labels).to(decisions.shares).flatten()
+        divisor = divisor_of(weights, weights.dtype, reduction, items)
+        shares = decisions.shares * (weights / divisor).repeat(2)
         values = self.row_values(decisions.numbers) * shares
         if reduction == "none":
             return values.view(2, -1).sum(0).view(labels.shape)
@@ -430,7 +430,12 @@ class CalibrationLoss(nn.Module):
             shares = torch.full(labels.shape, share, dtype=dtype)
             scale = torch.ones((), dtype=dtype) if self.couples_batch else None
             return Reduction(self, shares, scale, summed, None)
-        weights, divisor = self._weights_and_divisor(labels, dtype, reduction, items)
+        weights = self.row_weights(labels)
+        of_classes = None
+        if self.class_weights is not None:
+            weights = weights.to(dtype)
+            of_classes = self.class_weights.to(labels.device, dtype)
+        divisor = divisor_of(weights, dtype, reduction, items)
         shares = weights / divisor
         scale = None
         if self.couples_batch:
@@ -439,9 +444,6 @@ class CalibrationLoss(nn.Module):
                 (all_weights,), processes = self.gather([weights.to(dtype)])
                 rows = all_weights.sum() / processes
             scale = rows / divisor
-        of_classes = None
-        if self.class_weights is not None:
-            of_classes = self.class_weights.to(labels.device, dtype)
         return Reduction(self, shares, scale, summed, of_classes)
 
     def _counts_all(self, labels: Tensor) -> bool:
@@ -560,34 +562,17 @@ class CalibrationLoss(nn.Module):
         """Return the divisor of the mean: the number of rows not ignored, or the sum of their class weights."""
         if self.class_weights is not None and not labels.is_floating_point():
             check_labels(labels.flatten(), len(self.class_weights), of_weights=True)
-        return self._row_weights(labels).sum(dtype=dtype)
+        return self.row_weights(labels).sum(dtype=dtype)
 
-    def _row_weights(self, labels: Tensor) -> Tensor:
+    def row_weights(self, labels: Tensor) -> Tensor:
         """The class weight of each row, or of each decision if multi-label; True without weights, 0 if ignored."""
         counts = labels != IGNORE_INDEX
         if self.class_weights is None:
             return counts
         weights = self.class_weights.to(labels.device)
-        return counts * (
-            weights
-            if labels.is_floating_point()
-            else weights[labels.long().clamp_min(0)]
-        )
-
-    def _weights_and_divisor(
-        self, labels: Tensor, dtype: torch.dtype, reduction: str, items: Divisor
-    ) -> tuple[Tensor, Tensor]:
-        """The weight of each row or decision, and the divisor of their sum: above 0 also if no row counts."""
-        weights = self._row_weights(labels)
-        if self.class_weights is not None:
-            weights = weights.to(dtype)
-        if items is not None:
-            divisor = torch.as_tensor(items, dtype=dtype).to(labels.device).reshape(())
-        elif reduction == "mean":
-            divisor = weights.sum(dtype=dtype)
-        else:
-            return weights.to(dtype), torch.ones((), dtype=dtype, device=labels.device)
-        return weights, divisor.clamp_min(tiny(divisor))
+        if not labels.is_floating_point():
+            weights = weights[labels.long().clamp_min(0)]
+        return counts * weights
 
     def _check(self, logits: Tensor, labels: Tensor) -> bool:
         """Check shapes and dtypes without waiting for the device; return whether the problem is multi-label."""
@@ -753,6 +738,19 @@ def check_items(items: Tensor | float, reduction: str, labels: Tensor) -> None:
         _refuse(requirement, number, way_out)
     if number == 0 and bool((labels != IGNORE_INDEX).any()):
         _refuse("num_items_in_batch to count the rows of this batch", 0, way_out)
+
+
+def divisor_of(
+    weights: Tensor, dtype: torch.dtype, reduction: str, items: Divisor
+) -> Tensor:
+    """The divisor of a sum over rows with these weights, a scalar; above 0 also if no row counts."""
+    if items is not None:
+        divisor = torch.as_tensor(items, dtype=dtype).to(weights.device).reshape(())
+    elif reduction == "mean":
+        divisor = weights.sum(dtype=dtype)
+    else:
+        return torch.ones((), dtype=dtype, device=weights.device)
+    return divisor.clamp_min(tiny(divisor))
 
 
 def over_items(total: Tensor, items: Tensor | float) -> Tensor:

@@ -7,7 +7,7 @@ operation costs more than its numbers. A `CacheBlock` is a part of a large matri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -100,10 +100,20 @@ class Block:
             self._of_weights,
         )  # fmt: skip
         of_logits = self._add_statistics(matrix, slopes)
+        for factor in self._factors(slopes):
+            matrix.addcmul_(self.probs, factor)
         gradient = _log_softmax_backward(matrix, log_probs, 1, log_probs.dtype)
         for statistic, kept, slope in of_logits:
             statistic.add_to(gradient, kept, slope)
         return gradient
+
+    def _factors(self, slopes: Slopes) -> Iterator[Tensor]:
+        """What the statistics add as multiples of the probabilities, (n, C) each."""
+        for statistic, slope in zip(self.reads, slopes[1:], strict=True):
+            if slope is not None and slope.dim() == 1:
+                factor = statistic.factor(self, slope[:, None])
+                if factor is not None:
+                    yield factor
 
     def _add_statistics(self, matrix: Tensor, slopes: Slopes) -> list[Any]:
         """Add the derivatives of the statistics to the matrix; return those by the logits themselves."""
@@ -179,7 +189,10 @@ class CacheBlock(Block):
         for statistic, value, kept, slope in read:
             if slope is not None:
                 total = total + statistic.total(value, kept, slope)
-        gradient = self._probs.mul_(-total[:, None])
+        of_probs = -total[:, None]
+        for factor in self._factors(slopes):
+            of_probs = factor.add_(of_probs)
+        gradient = self._probs.mul_(of_probs)
         for statistic, kept, slope in self._add_statistics(gradient, slopes):
             statistic.add_to(gradient, kept, slope)
         return gradient.scatter_add_(1, self._column, -by_ce[:, None])

@@ -44,9 +44,10 @@ def wide(logits: Tensor) -> torch.dtype:
 class Statistic:
     """A number of every row."""
 
-    # Whether autograd can differentiate it; the derivative is by the logits themselves.
+    # Whether it has a derivative, whether that is by the logits themselves, and whether it waits as a matrix (n, C).
     has_derivative: ClassVar[bool] = True
     is_of_logits: ClassVar[bool] = False
+    keeps_matrix: ClassVar[bool] = False
 
     def value(self, block: Block) -> tuple[Any, Any]:
         """The numbers (n,), and what `add_to` and `total` need."""
@@ -55,8 +56,12 @@ class Statistic:
     def add_to(self, matrix: Tensor, kept: Any, slope: Tensor) -> None:
         """Add slope * d(value)/dl to the matrix (n, C), in place; the slope is (n, 1)."""
 
+    def factor(self, block: Block, slope: Tensor) -> Tensor | None:
+        """What is added as a multiple of p, (n, C), by a statistic that keeps nothing for `add_to`."""
+        return None
+
     def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor | float:
-        """The sum (n,) of what `add_to` adds to a row; the slope is (n,)."""
+        """The sum (n,) of what is added to a row; the slope is (n,)."""
         return 0.0
 
 
@@ -117,6 +122,8 @@ class Rival(Statistic):
 class OtherPowers(Statistic):
     """The sum of p_j^b over the classes j other than the label, with power b. Its derivative by l_j is b p_j^b."""
 
+    keeps_matrix = True
+
     power: float
 
     def value(self, block: Block) -> tuple[Tensor, Tensor]:
@@ -142,14 +149,14 @@ class OtherPowers(Statistic):
 class Entropy(Statistic):
     """The entropy H = -sum of p_j l_j, in nats. Its derivative by l_j is -p_j l_j - p_j, the last a multiple of p."""
 
-    def value(self, block: Block) -> tuple[Tensor, Tensor]:
-        products = block.probs * block.log_probs_above(LOG_ZERO)
-        return -products.sum(1), products
+    def value(self, block: Block) -> tuple[Tensor, None]:
+        log_probs = block.log_probs_above(LOG_ZERO)
+        return -torch.linalg.vecdot(block.probs, log_probs), None
 
-    def add_to(self, matrix: Tensor, kept: Tensor, slope: Tensor) -> None:
-        matrix.addcmul_(kept, slope, value=-1)
+    def factor(self, block: Block, slope: Tensor) -> Tensor:
+        return block.log_probs_above(LOG_ZERO).mul_(-slope)
 
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
+    def total(self, value: Tensor, kept: None, slope: Tensor) -> Tensor:
         return slope * value
 
 
@@ -160,6 +167,8 @@ class MeanLogProb(Statistic):
     v is 1, or with class weights w it is w_j / w_y: the loss of a row is multiplied by w_y, so each class has its own
     weight in the end, as in PyTorch.
     """
+
+    keeps_matrix = True
 
     def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Tensor, Any]]:
         weights = block.unmasked()
@@ -237,6 +246,8 @@ class Labels(Statistic):
 class LogProbs(Statistic):
     """l of every class, (n, C): the one statistic that is a matrix, and so is its slope."""
 
+    keeps_matrix = True
+
     def value(self, block: Block) -> tuple[Tensor, None]:
         return block.log_probs, None
 
@@ -253,6 +264,8 @@ class LogitNorm(Statistic):
 
     Its derivative by z_j is sign(z_j) (|z_j| / norm)^(order - 1).
     """
+
+    keeps_matrix = True
 
     is_of_logits = True
     order: float
