@@ -214,9 +214,9 @@ def _made_again(ctx: Any, slope: Tensor) -> Tensor:
         return gradient
     reduction = reduction.times(slope)
     if ctx.kernels:
-        block = fused.KernelBlock(logits, labels, reduction.loss.reads)
+        kernels = fused.KernelBlock(logits, labels, reduction.loss.reads)
         gradient = empty_gradient(logits)
-        block.values(reduction.loss, reduction.shares, gradient, keeps=False)
+        kernels.values(reduction.loss, reduction.shares, gradient, keeps=False)
         return gradient
     if len(logits) <= rows_per_block(logits):
         block = Block(logits, labels, reduction.loss.reads, reduction.class_weights)

@@ -21,7 +21,7 @@ from hf_calib._errors import printable
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.blocks import Slopes
 from hf_calib.losses.statistics.definitions import RIVALS, Statistic
-from hf_calib.losses.statistics.in_triton import formula_in_triton
+from hf_calib.losses.statistics.in_triton import in_triton
 
 if TYPE_CHECKING:
     from hf_calib.losses.loss import CalibrationLoss
@@ -42,7 +42,7 @@ _KINDS: dict[type[Statistic], str] = {
     defined.LogitNorm: "norm",
     defined.Rival: "rivals",
 }
-# The rows of what the forward kernel keeps for the backward kernel, of which the last three are for rivals.
+# The columns of what the forward kernel keeps for the backward kernel.
 _LOG_SUM = 1
 _CE = 2
 _NUMBER = 3
@@ -82,9 +82,13 @@ def _works_on(device: torch.device) -> bool:
     """Whether Triton is installed and runs; it compiles at the first call, for which it needs a C compiler."""
     if find_spec("triton") is None:
         return False
+    # It has all that a formula can have.
+    from hf_calib.losses.adaptive import adafocal
+
     try:
         labels = torch.zeros(1, dtype=torch.int64, device=device)
-        KernelBlock(torch.zeros(1, 2, device=device), labels, ()).numbers()
+        logits = torch.zeros(1, 2, device=device)
+        KernelBlock(logits, labels, ()).values(adafocal(), logits[0, :1], logits, False)
     except torch.OutOfMemoryError:
         raise  # This error is not about Triton.
     except Exception as error:
@@ -117,7 +121,7 @@ class KernelBlock:
             shares=unused, edges=unused, bins=unused, n_edges=0, values=unused,
             gradient=unused, KEEPS=True, FORMULA=None, HAS_NUMBER=False, GRADIENT=False,
         )  # fmt: skip
-        kept = self._kept
+        kept = self._kept.T
         numbers: list[Any] = [kept[_CE]]
         for statistic in self.reads:
             if isinstance(statistic, defined.Constant):
@@ -163,7 +167,7 @@ class KernelBlock:
             values=values,
             gradient=values if gradient is None else gradient,
             KEEPS=keeps,
-            FORMULA=formula_in_triton(formula, tuple(given.items())),
+            FORMULA=in_triton(formula, tuple(given.items())),
             HAS_NUMBER=bool(numbers),
             GRADIENT=gradient is not None,
         )
@@ -177,12 +181,12 @@ class KernelBlock:
         is_right = self.labels.new_ones(1)
         kept = is_right
         if given["KEEPS"]:
-            kept = self.logits.new_empty((_N_KEPT, n), dtype=torch.float32)
+            kept = self.logits.new_empty((n, _N_KEPT), dtype=torch.float32)
             self._kept = kept
-            self.slopes = kept[_SLOPES]
+            self.slopes = kept.T[_SLOPES]
         with _on_device(self.logits):
             forward_kernel[(n,)](
-                self.logits, *self.logits.stride(), self.labels, *self.logits.shape,
+                self.logits, *self.logits.stride(), self.labels, self.logits.shape[1],
                 is_right=is_right, kept=kept, **given, **self._flags,
             )  # fmt: skip
         # A GPU asserts without being waited for; the caller names the label.
@@ -210,7 +214,7 @@ class KernelBlock:
         whole = torch.empty_like(self.logits, memory_format=torch.contiguous_format)
         with _on_device(self.logits):
             backward_kernel[(len(whole),)](
-                self.logits, *self.logits.stride(), self.labels, *self.logits.shape,
+                self.logits, *self.logits.stride(), self.labels, self.logits.shape[1],
                 whole, self._kept, by_ce.contiguous(), by_number.contiguous(),
                 by_confidence.contiguous(), **flags,
             )  # fmt: skip

@@ -13,74 +13,60 @@ from typing import Any
 
 # A table becomes three arguments: its edges, its values, and the number of its edges.
 TABLE = ("edges", "bins", "n_edges")
-Constants = tuple[tuple[str, Any], ...]
 
 
 @cache
-def formula_in_triton(formula: Callable[..., Any], constants: Constants) -> Any:
-    """The formula as a function of the cross entropy, its statistic and a table, whether it reads them or not."""
-    (first, *second) = _parameters(formula)
-    return _in_triton(formula, [first, *(second or ["unread"]), *TABLE], constants)
-
-
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    code = function.__code__
-    return [*code.co_varnames[: code.co_argcount]]
-
-
-@cache
-def _helper_in_triton(function: Callable[..., Any]) -> Any:
-    """A function that a formula calls."""
-    return _in_triton(function, _parameters(function), ())
-
-
-def _in_triton(
-    function: Callable[..., Any], parameters: list[str], constants: Constants
+def in_triton(
+    function: Callable[..., Any], constants: tuple[tuple[str, Any], ...] | None = None
 ) -> Any:
-    import triton
+    """A formula with its hyperparameters, which gets a table whether it reads one or not; or, without, a function that
+    a formula calls."""
+    from hf_calib.losses.statistics import kernels
 
-    source = textwrap.dedent(inspect.getsource(function))
-    (tree,) = ast.parse(source).body
+    code = function.__code__
+    parameters = [*code.co_varnames[: code.co_argcount]]
+    if constants is not None:
+        parameters += TABLE
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(tree, ast.FunctionDef)
-    rewriting = _Rewriting(function, dict(constants))
-    statements = [rewriting.visit(each) for each in tree.body]
     if ast.get_docstring(tree) is not None:
-        del statements[0]
+        del tree.body[0]
+    rewriting = _Rewriting(function, dict(constants or ()), kernels)
+    lines = [ast.unparse(rewriting.visit(statement)) for statement in tree.body]
     # Annotations, defaults and decorators mean nothing to Triton.
     head = f"def {function.__name__}({', '.join(parameters)}):\n"
-    lines = "\n".join(map(ast.unparse, statements))
-    text = head + textwrap.indent(lines, "    ") + "\n"
-    # Triton reads the source of a function again, as debuggers do of functions without a file.
-    name = f"<{function.__module__}.{function.__name__} {constants}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    exec(compile(text, name, "exec"), rewriting.scope)
-    return triton.jit(rewriting.scope[function.__name__])
+    text = head + textwrap.indent("\n".join(lines), "    ") + "\n"
+    # Triton asks for the source of a function, which Python looks up by the name of its file.
+    file = f"<{function.__module__}.{function.__name__} {constants}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec"), rewriting.scope)
+    return kernels.triton.jit(rewriting.scope[function.__name__])
 
 
 class _Rewriting(ast.NodeTransformer):
-    """Put constants in the place of their names, and collect the functions that are called in `scope`."""
+    """Put constants in the place of their names, and collect in `scope` what the others mean."""
 
-    def __init__(self, function: Callable[..., Any], constants: dict[str, Any]) -> None:
-        import triton.language
-
+    def __init__(
+        self, function: Callable[..., Any], constants: dict[str, Any], kernels: Any
+    ) -> None:
+        self.function = function
         self.constants = constants
-        self.known = function.__globals__
-        self.local = function.__code__.co_varnames
-        self.scope = {"__name__": function.__module__, "tl": triton.language}
+        self.kernels = kernels
+        self.scope = {"__name__": function.__module__, "tl": kernels.tl}
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        from hf_calib.losses.statistics import kernels
-
         name = node.id
-        value = self.known.get(name)
         if name in self.constants:
             return ast.Constant(self.constants[name])
-        if name in self.local:
+        if name in self.function.__code__.co_varnames:
             return node
-        if isinstance(value, float):
-            return ast.Constant(value)
-        own = getattr(kernels, name, None)
-        self.scope[name] = own or _helper_in_triton(value)
+        meaning = getattr(self.kernels, name, None)
+        meaning = meaning or self.function.__globals__[name]
+        if isinstance(meaning, float):
+            return ast.Constant(meaning)
+        if inspect.isfunction(meaning):
+            meaning = in_triton(meaning)
+        self.scope[name] = meaning
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:

@@ -292,14 +292,14 @@ def _write_zeros(target, n_cols, BLOCK: tl.constexpr):
 
 # ---- The kernels ----
 
-# `kept` has a row for each number: the maximum, log sum, cross entropy, statistic and count, the slopes by the
-# cross entropy and the statistic, and the indices of the predicted class and of three rivals, which are exact in
-# float32 up to 2^24 classes.
+# What is kept of a row: its maximum, log sum, cross entropy, statistic and count, the slopes by the cross entropy and
+# the statistic, and the indices of the predicted class and of three rivals, which float32 holds up to 2^24 classes.
+KEPT = tl.constexpr(11)
 
 
 @triton.jit
 def forward_kernel(
-    logits, stride_n, stride_c, labels, n_rows, n_cols, is_right, kept,
+    logits, stride_n, stride_c, labels, n_cols, is_right, kept,
     shares, edges, bins, n_edges, values, gradient,
     FORMULA: tl.constexpr, HAS_NUMBER: tl.constexpr, GRADIENT: tl.constexpr, KEEPS: tl.constexpr,
     KIND: tl.constexpr, ORDER: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
@@ -312,7 +312,7 @@ def forward_kernel(
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     target = gradient + row * n_cols
-    keep = kept + row
+    keep = kept + row * KEPT
     if (label >= 0) & (label < n_cols):
         start_of_row = logits + row * stride_n
         z_max, log_sum, ce, number, count, predicted, i1, i2, i3 = _numbers_of(
@@ -324,14 +324,14 @@ def forward_kernel(
             if HAS_NUMBER:
                 value, by_ce, by_number = FORMULA(ce, number, edges, bins, n_edges)
             else:
-                value, by_ce = FORMULA(ce, number, edges, bins, n_edges)
+                value, by_ce = FORMULA(ce, edges, bins, n_edges)
                 by_number = 0.0
             by_ce *= share
             by_number *= share
             tl.store(values + row, value * share)
             if KEEPS:
-                tl.store(keep + 5 * n_rows, by_ce)
-                tl.store(keep + 6 * n_rows, by_number)
+                tl.store(keep + 5, by_ce)
+                tl.store(keep + 6, by_number)
             if GRADIENT:
                 _write_gradient(
                     target, start_of_row, stride_c, label, n_cols, z_max, log_sum, number,
@@ -340,14 +340,14 @@ def forward_kernel(
                 )  # fmt: skip
         if KEEPS:
             tl.store(keep, z_max)
-            tl.store(keep + n_rows, log_sum)
-            tl.store(keep + 2 * n_rows, ce)
-            tl.store(keep + 3 * n_rows, number)
-            tl.store(keep + 4 * n_rows, count)
-            tl.store(keep + 7 * n_rows, predicted)
-            tl.store(keep + 8 * n_rows, i1)
-            tl.store(keep + 9 * n_rows, i2)
-            tl.store(keep + 10 * n_rows, i3)
+            tl.store(keep + 1, log_sum)
+            tl.store(keep + 2, ce)
+            tl.store(keep + 3, number)
+            tl.store(keep + 4, count)
+            tl.store(keep + 7, predicted)
+            tl.store(keep + 8, i1)
+            tl.store(keep + 9, i2)
+            tl.store(keep + 10, i3)
     else:
         if label != IGNORED:
             tl.store(is_right, 0)
@@ -356,13 +356,13 @@ def forward_kernel(
         if GRADIENT:
             _write_zeros(target, n_cols, BLOCK)
         if KEEPS:
-            for i in tl.static_range(11):
-                tl.store(keep + i * n_rows, 0.0)
+            for i in tl.static_range(KEPT):
+                tl.store(keep + i, 0.0)
 
 
 @triton.jit
 def backward_kernel(
-    logits, stride_n, stride_c, labels, n_rows, n_cols, gradient, kept,
+    logits, stride_n, stride_c, labels, n_cols, gradient, kept,
     by_ce_in, by_number_in, by_confidence_in,
     KIND: tl.constexpr, ORDER: tl.constexpr, PREDICTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -370,14 +370,14 @@ def backward_kernel(
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     target = gradient + row * n_cols
-    keep = kept + row
+    keep = kept + row * KEPT
     if (label >= 0) & (label < n_cols):
         _write_gradient(
             target, logits + row * stride_n, stride_c, label, n_cols,
-            tl.load(keep), tl.load(keep + n_rows), tl.load(keep + 3 * n_rows),
-            tl.load(keep + 4 * n_rows), tl.load(keep + 7 * n_rows),
-            tl.load(keep + 8 * n_rows), tl.load(keep + 9 * n_rows),
-            tl.load(keep + 10 * n_rows), tl.load(by_ce_in + row),
+            tl.load(keep), tl.load(keep + 1), tl.load(keep + 3),
+            tl.load(keep + 4), tl.load(keep + 7),
+            tl.load(keep + 8), tl.load(keep + 9),
+            tl.load(keep + 10), tl.load(by_ce_in + row),
             tl.load(by_number_in + row), tl.load(by_confidence_in + row), KIND, ORDER,
             PREDICTED, BLOCK,
         )  # fmt: skip
