@@ -161,8 +161,7 @@ class _Loss(torch.autograd.Function):
         gradient = ctx.gradient
         with torch.autocast(slope.device.type, enabled=False):
             if ctx.block is not None and not torch.is_grad_enabled():
-                slopes = [None if own is None else own * slope for own in ctx.slopes]
-                gradient = ctx.block.gradient(slopes)
+                gradient = ctx.block.gradient(ctx.slopes, slope)
             elif gradient is None or torch.is_grad_enabled():
                 gradient = _made_again(ctx, slope)
             else:

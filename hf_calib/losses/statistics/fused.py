@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -111,7 +111,7 @@ class KernelBlock:
         self.logits = logits
         self.labels = labels.contiguous()
         self.reads = reads
-        self._flags = _flags(reads, logits.shape[1])
+        self._constants = constants_of(reads, logits.shape[1])
 
     def numbers(self) -> list[Any]:
         """As `Block.numbers`; the statistics of an ignored row mean nothing."""
@@ -121,7 +121,7 @@ class KernelBlock:
             shares=unused, edges=unused, bins=unused, n_edges=0, values=unused,
             gradient=unused, KEEPS=True, FORMULA=None, HAS_NUMBER=False, GRADIENT=False,
         )  # fmt: skip
-        kept = self._kept.T
+        kept = self._kept.t()
         numbers: list[Any] = [kept[_CE]]
         for statistic in self.reads:
             if isinstance(statistic, defined.Constant):
@@ -150,14 +150,9 @@ class KernelBlock:
         Their gradient is written to `gradient` if it is given. With `keeps` the method `gradient` can make it later,
         from `self.slopes`.
         """
-        formula = loss.row_formula
-        assert formula is not None
-        given = dict(loss.arguments(shares))
-        table = given.pop("table", None)
-        numbers = formula.__code__.co_varnames[1 : formula.__code__.co_argcount]
-        for name, statistic in zip(numbers, self.reads, strict=False):
-            if isinstance(statistic, defined.Constant):
-                given[name] = statistic.number
+        given = loss.arguments(shares)
+        formula, has_number = formula_of(loss, given)
+        table = given.get("table")
         values = torch.empty_like(shares)
         self._forward(
             shares=shares,
@@ -167,8 +162,8 @@ class KernelBlock:
             values=values,
             gradient=values if gradient is None else gradient,
             KEEPS=keeps,
-            FORMULA=in_triton(formula, tuple(given.items())),
-            HAS_NUMBER=bool(numbers),
+            FORMULA=formula,
+            HAS_NUMBER=has_number,
             GRADIENT=gradient is not None,
         )
         return values
@@ -181,24 +176,24 @@ class KernelBlock:
         is_right = self.labels.new_ones(1)
         kept = is_right
         if given["KEEPS"]:
-            kept = self.logits.new_empty((n, _N_KEPT), dtype=torch.float32)
+            kept = torch.empty(n, _N_KEPT, device=is_right.device)
             self._kept = kept
-            self.slopes = kept.T[_SLOPES]
+            self.slopes = kept.t()[_SLOPES]
         with _on_device(self.logits):
             forward_kernel[(n,)](
                 self.logits, *self.logits.stride(), self.labels, self.logits.shape[1],
-                is_right=is_right, kept=kept, **given, **self._flags,
+                is_right=is_right, kept=kept, **given, **self._constants,
             )  # fmt: skip
         # A GPU asserts without being waited for; the caller names the label.
         torch._assert_async(is_right, "expected labels to be classes, or -100")
 
-    def gradient(self, slopes: Slopes) -> Tensor:
-        """The gradient (n, C) of the sum of slope * number over numbers and rows."""
+    def gradient(self, slopes: Slopes, scale: Tensor) -> Tensor:
+        """The gradient (n, C) of the sum of slope * number over numbers and rows, times the scale, () or (n,)."""
         from hf_calib.losses.statistics.kernels import backward_kernel
 
         by_ce, *others = slopes
         assert by_ce is not None
-        flags = {**self._flags, "KIND": "", "PREDICTED": False}
+        flags = {**self._constants, "KIND": "", "PREDICTED": False}
         by_number = by_ce
         by_confidence = by_ce
         for statistic, slope in zip(self.reads, others, strict=False):
@@ -209,19 +204,34 @@ class KernelBlock:
                 flags["PREDICTED"] = True
             else:
                 by_number = slope
-                flags["KIND"] = self._flags["KIND"]
+                flags["KIND"] = self._constants["KIND"]
         del flags["FIRST"], flags["LAST"]
+        vectors = []
+        for vector in (by_ce, by_number, by_confidence, scale):
+            # The one stride of (n,), and 0 of ().
+            vectors += [vector, sum(vector.stride())]
         whole = torch.empty_like(self.logits, memory_format=torch.contiguous_format)
         with _on_device(self.logits):
             backward_kernel[(len(whole),)](
                 self.logits, *self.logits.stride(), self.labels, self.logits.shape[1],
-                whole, self._kept, by_ce.contiguous(), by_number.contiguous(),
-                by_confidence.contiguous(), **flags,
+                whole, self._kept, *vectors, **flags,
             )  # fmt: skip
         return whole
 
 
-def _flags(reads: Sequence[Statistic], n_classes: int) -> dict[str, Any]:
+def formula_of(loss: CalibrationLoss, given: Mapping[str, Any]) -> tuple[Any, bool]:
+    """The formula of a loss as a function for kernels, and whether it reads a statistic."""
+    formula = loss.row_formula
+    assert formula is not None
+    constants = {name: each for name, each in given.items() if name != "table"}
+    numbers = formula.__code__.co_varnames[1 : formula.__code__.co_argcount]
+    for name, statistic in zip(numbers, loss.reads, strict=True):
+        if isinstance(statistic, defined.Constant):
+            constants[name] = statistic.number
+    return in_triton(formula, tuple(constants.items())), bool(numbers)
+
+
+def constants_of(reads: Sequence[Statistic], n_classes: int) -> dict[str, Any]:
     """The compile-time constants of a kernel."""
     kind = ""
     order = 0.0

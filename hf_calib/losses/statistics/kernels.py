@@ -363,23 +363,25 @@ def forward_kernel(
 @triton.jit
 def backward_kernel(
     logits, stride_n, stride_c, labels, n_cols, gradient, kept,
-    by_ce_in, by_number_in, by_confidence_in,
+    by_ce, stride_ce, by_number, stride_number, by_confidence, stride_confidence, scale, stride_scale,
     KIND: tl.constexpr, ORDER: tl.constexpr, PREDICTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of slopes by the numbers that the forward kernel has kept."""
+    """Write the gradient for slopes by the numbers that the forward kernel has kept, times the scale."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     target = gradient + row * n_cols
     keep = kept + row * KEPT
+    slope = tl.load(scale + row * stride_scale)
     if (label >= 0) & (label < n_cols):
         _write_gradient(
             target, logits + row * stride_n, stride_c, label, n_cols,
             tl.load(keep), tl.load(keep + 1), tl.load(keep + 3),
             tl.load(keep + 4), tl.load(keep + 7),
             tl.load(keep + 8), tl.load(keep + 9),
-            tl.load(keep + 10), tl.load(by_ce_in + row),
-            tl.load(by_number_in + row), tl.load(by_confidence_in + row), KIND, ORDER,
-            PREDICTED, BLOCK,
+            tl.load(keep + 10), slope * tl.load(by_ce + row * stride_ce),
+            slope * tl.load(by_number + row * stride_number),
+            slope * tl.load(by_confidence + row * stride_confidence),
+            KIND, ORDER, PREDICTED, BLOCK,
         )  # fmt: skip
     else:
         _write_zeros(target, n_cols, BLOCK)
