@@ -250,7 +250,9 @@ def _of_all_rows(
         block = _cache_block(logits, labels, reduction, gradient, rows)
         found.append(block.numbers)
         kept.append(block if keeps else None)
+        del block
     numbers = [_joined(own) for own in zip(*found, strict=True)]
+    del found
     if gradient is None:
         return reduction.value(numbers)
     value, slopes = reduction.value_and_slopes(numbers)
@@ -258,6 +260,7 @@ def _of_all_rows(
         block = waiting or _cache_block(logits, labels, reduction, gradient, rows)
         own = [None if slope is None else slope[rows] for slope in slopes]
         _write(gradient[rows], block.gradient(own))
+        del block
     return value
 
 

@@ -187,13 +187,15 @@ class KernelBlock:
             if slope is None or not statistic.has_derivative:
                 continue
             used.append(statistic)
-            alpha = alpha - statistic.total(value, (None, None, None), slope)
+            # The logarithms of the kernels are relative to the largest logit.
+            of_kernel: Any = (None, None, None)
+            if isinstance(statistic, defined.Entropy):
+                of_kernel = -self._of_counted(self.found["log_sum"])
+            alpha = alpha - statistic.total(value, of_kernel, slope)
             if isinstance(statistic, defined.OtherPowers):
                 given["beta"] = slope * statistic.power
             elif isinstance(statistic, defined.Entropy):
-                # The kernel's logarithms are relative to the largest logit.
                 given["eta"] = -slope
-                alpha = alpha + self._of_counted(self.found["log_sum"]) * slope
             elif isinstance(statistic, defined.MeanLogProb):
                 given["at_finite"] = slope / self.found["count"]
             elif isinstance(statistic, defined.Confidence):
