@@ -162,19 +162,19 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         reduction = ctx.reduction
         gradient = ctx.gradient
-        with torch.autocast(slope.device.type, enabled=False):
-            if ctx.block is not None and not torch.is_grad_enabled():
-                slopes = [None if own is None else own * slope for own in ctx.slopes]
-                gradient = ctx.block.gradient(slopes)
-            elif gradient is None or torch.is_grad_enabled():
+        if ctx.block is not None and not torch.is_grad_enabled():
+            slopes = [None if own is None else own * slope for own in ctx.slopes]
+            gradient = ctx.block.gradient(slopes)
+        elif gradient is None or torch.is_grad_enabled():
+            with torch.autocast(slope.device.type, enabled=False):
                 gradient = _made_again(ctx, slope)
-            else:
-                # It is scaled in place. A second backward pass makes it again.
-                ctx.gradient = None
-                if not reduction.summed:
-                    gradient.mul_(slope[:, None])
-                elif not is_one(slope):
-                    gradient.mul_(slope)
+        else:
+            # It is scaled in place. A second backward pass makes it again.
+            ctx.gradient = None
+            if not reduction.summed:
+                gradient.mul_(slope[:, None])
+            elif not is_one(slope):
+                gradient.mul_(slope)
         return gradient, None, None, None
 
 
