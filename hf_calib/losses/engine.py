@@ -159,18 +159,18 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         reduction = ctx.reduction
         gradient = ctx.gradient
-        with torch.autocast(slope.device.type, enabled=False):
-            if ctx.block is not None and not torch.is_grad_enabled():
-                gradient = ctx.block.gradient(ctx.slopes, slope)
-            elif gradient is None or torch.is_grad_enabled():
+        if ctx.block is not None and not torch.is_grad_enabled():
+            gradient = ctx.block.gradient(ctx.slopes, slope)
+        elif gradient is None or torch.is_grad_enabled():
+            with torch.autocast(slope.device.type, enabled=False):
                 gradient = _made_again(ctx, slope)
-            else:
-                # It is scaled in place. A second backward pass makes it again.
-                ctx.gradient = None
-                if not reduction.summed:
-                    gradient.mul_(slope[:, None])
-                elif not is_one(slope):
-                    gradient.mul_(slope)
+        else:
+            # It is scaled in place. A second backward pass makes it again.
+            ctx.gradient = None
+            if not reduction.summed:
+                gradient.mul_(slope[:, None])
+            elif not is_one(slope):
+                gradient.mul_(slope)
         return gradient, None, None, None
 
 
@@ -280,7 +280,9 @@ def _of_all_rows(
         block = _cache_block(logits, labels, reduction, gradient, rows)
         found.append(block.numbers)
         kept.append(block if keeps else None)
+        del block
     numbers = [_joined(own) for own in zip(*found, strict=True)]
+    del found
     if gradient is None:
         return reduction.value(numbers)
     value, slopes = reduction.value_and_slopes(numbers)
@@ -288,6 +290,7 @@ def _of_all_rows(
         block = waiting or _cache_block(logits, labels, reduction, gradient, rows)
         own = [None if slope is None else slope[rows] for slope in slopes]
         _write(gradient[rows], block.gradient(own))
+        del block
     return value
 
 

@@ -71,6 +71,10 @@ class Block:
         """max(log p, least), (n, C)."""
         return self.log_probs.clamp_min(least)
 
+    def log_ratios_above(self, least: float) -> tuple[Tensor, Any]:
+        """log p without a shift (n,) of each row, but at least as given, (n, C); and the shift."""
+        return self.log_probs_above(least), 0.0
+
     @property
     def probs(self) -> Tensor:
         return self.log_probs.exp()
@@ -166,6 +170,10 @@ class CacheBlock(Block):
 
     def log_probs_above(self, least: float) -> Tensor:
         return self.log_probs.clamp_min_(least)
+
+    def log_ratios_above(self, least: float) -> tuple[Tensor, Any]:
+        ratios = (self.z - self.z_max).clamp_min_(least)
+        return ratios, self.log_p_max.squeeze(1)
 
     @property
     def probs(self) -> Tensor:

@@ -149,15 +149,16 @@ class OtherPowers(Statistic):
 class Entropy(Statistic):
     """The entropy H = -sum of p_j l_j, in nats. Its derivative by l_j is -p_j l_j - p_j, the last a multiple of p."""
 
-    def value(self, block: Block) -> tuple[Tensor, None]:
-        log_probs = block.log_probs_above(LOG_ZERO)
-        return -torch.linalg.vecdot(block.probs, log_probs), None
+    def value(self, block: Block) -> tuple[Tensor, Tensor | float]:
+        ratios, shift = block.log_ratios_above(LOG_ZERO)
+        return -torch.linalg.vecdot(block.probs, ratios) - shift, shift
 
     def factor(self, block: Block, slope: Tensor) -> Tensor:
-        return block.log_probs_above(LOG_ZERO).mul_(-slope)
+        ratios, _ = block.log_ratios_above(LOG_ZERO)
+        return ratios.mul_(-slope)
 
-    def total(self, value: Tensor, kept: None, slope: Tensor) -> Tensor:
-        return slope * value
+    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
+        return slope * (value + kept)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import linecache
 import math
@@ -33,14 +34,17 @@ def in_triton(
         del tree.body[0]
     rewriting = _Rewriting(function, dict(constants or ()), kernels)
     lines = [ast.unparse(rewriting.visit(statement)) for statement in tree.body]
+    body = textwrap.indent("\n".join(lines), "    ")
+    # Some versions of Triton tell functions apart by their names only.
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    name = f"{function.__name__}_{digest[:16]}"
     # Annotations, defaults and decorators mean nothing to Triton.
-    head = f"def {function.__name__}({', '.join(parameters)}):\n"
-    text = head + textwrap.indent("\n".join(lines), "    ") + "\n"
+    text = f"def {name}({', '.join(parameters)}):\n{body}\n"
     # Triton asks for the source of a function, which Python looks up by the name of its file.
-    file = f"<{function.__module__}.{function.__name__} {constants}>"
+    file = f"<{function.__module__}.{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     exec(compile(text, file, "exec"), rewriting.scope)
-    return kernels.triton.jit(rewriting.scope[function.__name__])
+    return kernels.triton.jit(rewriting.scope[name])
 
 
 class _Rewriting(ast.NodeTransformer):
