@@ -20,7 +20,11 @@ from torch import Tensor
 from hf_calib._errors import printable
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.blocks import Slopes
-from hf_calib.losses.statistics.definitions import RIVALS, Statistic
+from hf_calib.losses.statistics.definitions import (
+    IGNORE_INDEX,
+    RIVALS,
+    Statistic,
+)
 from hf_calib.losses.statistics.in_triton import in_triton
 
 if TYPE_CHECKING:
@@ -29,18 +33,23 @@ if TYPE_CHECKING:
 SWITCH = "HF_CALIB_TRITON"  # With "0" the kernels are never used.
 # Triton reads it at its import.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# In smaller matrices the launches cost more time than they save. An estimate.
+# Up to this many logits PyTorch's operations are used. It is the estimate for two launches: measure it again.
 LEAST_ELEMENTS = 0 if _INTERPRETED else 2**22
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST_BLOCK = 8192  # The most columns that a program holds at once.
 _BLOCK_OF_LONG_ROWS = 4096
-# The statistics that a kernel can compute in addition to these numbers, at most one of them.
+# The statistics that the kernels know. Of those that have a name there a kernel computes at most one.
 _KINDS: dict[type[Statistic], str] = {
     defined.OtherPowers: "powers",
     defined.Entropy: "entropy",
     defined.MeanLogProb: "mean",
     defined.LogitNorm: "norm",
     defined.Rival: "rivals",
+    defined.Constant: "",
+    defined.Labels: "",
+    defined.Counts: "",
+    defined.Confidence: "",
+    defined.Correct: "",
 }
 # The columns of what the forward kernel keeps for the backward kernel.
 _LOG_SUM = 1
@@ -48,14 +57,7 @@ _CE = 2
 _NUMBER = 3
 _SLOPES = slice(5, 7)
 _PREDICTED = 7
-_N_KEPT = 11
-_CHEAP = (
-    defined.Constant,
-    defined.Labels,
-    defined.Counts,
-    defined.Confidence,
-    defined.Correct,
-)
+_N_KEPT = 11  # as `kernels.KEPT`
 
 
 def takes(
@@ -64,14 +66,14 @@ def takes(
     """Whether the kernels can compute these statistics of these logits."""
     if not (logits.is_cuda or _INTERPRETED):
         return False
-    kinds = [type(each) for each in statistics if not isinstance(each, _CHEAP)]
-    has_weighted_mean = class_weights is not None and defined.MeanLogProb in kinds
+    kinds = [_KINDS.get(type(statistic)) for statistic in statistics]
+    has_weighted_mean = class_weights is not None and "mean" in kinds
     return (
         logits.dtype in _DTYPES
         and logits.numel() > LEAST_ELEMENTS
         and os.environ.get(SWITCH) != "0"
-        and len(kinds) <= 1
-        and set(kinds) <= _KINDS.keys()
+        and None not in kinds
+        and len([kind for kind in kinds if kind]) <= 1
         and not has_weighted_mean
         and _works_on(logits.device)
     )
@@ -88,7 +90,8 @@ def _works_on(device: torch.device) -> bool:
     try:
         labels = torch.zeros(1, dtype=torch.int64, device=device)
         logits = torch.zeros(1, 2, device=device)
-        KernelBlock(logits, labels, ()).values(adafocal(), logits[0, :1], logits, False)
+        block = KernelBlock(logits, labels, ())
+        block.values(adafocal(), logits[0, :1], torch.empty_like(logits), keeps=False)
     except torch.OutOfMemoryError:
         raise  # This error is not about Triton.
     except Exception as error:
@@ -106,7 +109,7 @@ class KernelBlock:
     """Rows of logits (n, C) with labels (n,), as `Block`."""
 
     def __init__(
-        self, logits: Tensor, labels: Tensor, reads: Sequence[Statistic]
+        self, logits: Tensor, labels: Tensor, reads: tuple[Statistic, ...]
     ) -> None:
         self.logits = logits
         self.labels = labels.contiguous()
@@ -115,7 +118,7 @@ class KernelBlock:
 
     def numbers(self) -> list[Any]:
         """As `Block.numbers`; the statistics of an ignored row mean nothing."""
-        # A kernel neither reads nor writes what it is not asked for.
+        # The kernel neither reads nor writes what it is not asked for.
         unused = self.labels
         self._forward(
             shares=unused, edges=unused, bins=unused, n_edges=0, values=unused,
@@ -172,20 +175,21 @@ class KernelBlock:
         """Launch the forward kernel."""
         from hf_calib.losses.statistics.kernels import forward_kernel
 
-        n = len(self.logits)
+        n, n_classes = self.logits.shape
         is_right = self.labels.new_ones(1)
         kept = is_right
         if given["KEEPS"]:
-            kept = torch.empty(n, _N_KEPT, device=is_right.device)
+            kept = self.logits.new_empty(n, _N_KEPT, dtype=torch.float32)
             self._kept = kept
             self.slopes = kept.t()[_SLOPES]
         with _on_device(self.logits):
             forward_kernel[(n,)](
-                self.logits, *self.logits.stride(), self.labels, self.logits.shape[1],
+                self.logits, *self.logits.stride(), self.labels, n_classes,
                 is_right=is_right, kept=kept, **given, **self._constants,
             )  # fmt: skip
-        # A GPU asserts without being waited for; the caller names the label.
-        torch._assert_async(is_right, "expected labels to be classes, or -100")
+        # A GPU asserts without being waited for; on the CPU the caller of the loss is told which label it is.
+        requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
+        torch._assert_async(is_right, f"expected {requirement}")
 
     def gradient(self, slopes: Slopes, scale: Tensor) -> Tensor:
         """The gradient (n, C) of the sum of slope * number over numbers and rows, times the scale, () or (n,)."""
@@ -231,14 +235,15 @@ def formula_of(loss: CalibrationLoss, given: Mapping[str, Any]) -> tuple[Any, bo
     return in_triton(formula, tuple(constants.items())), bool(numbers)
 
 
-def constants_of(reads: Sequence[Statistic], n_classes: int) -> dict[str, Any]:
+@cache
+def constants_of(reads: tuple[Statistic, ...], n_classes: int) -> dict[str, Any]:
     """The compile-time constants of a kernel."""
     kind = ""
     order = 0.0
     first = 0
     last = 0
     for statistic in reads:
-        kind = _KINDS.get(type(statistic), kind)
+        kind = _KINDS[type(statistic)] or kind
         if isinstance(statistic, defined.OtherPowers):
             order = float(statistic.power)
         elif isinstance(statistic, defined.LogitNorm):

@@ -69,8 +69,6 @@ def power_of(base, exponent):
     # Exponents of a table are tensors, all others are compile-time constants.
     if isinstance(exponent, tl.tensor):
         return tl.exp(exponent * tl.log(tl.maximum(base, TINY)))
-    elif exponent == 0:
-        return base * 0 + 1
     elif exponent == 1:
         return base
     elif exponent == 2:
