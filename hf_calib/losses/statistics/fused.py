@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hf_calib._errors import printable
+from hf_calib.losses.arithmetic import Table, look_up, power_of
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.blocks import Slopes
 from hf_calib.losses.statistics.definitions import (
@@ -84,14 +85,13 @@ def _works_on(device: torch.device) -> bool:
     """Whether Triton is installed and runs; it compiles at the first call, for which it needs a C compiler."""
     if find_spec("triton") is None:
         return False
-    # It has all that a formula can have.
-    from hf_calib.losses.adaptive import adafocal
-
     try:
-        labels = torch.zeros(1, dtype=torch.int64, device=device)
-        logits = torch.zeros(1, 2, device=device)
-        block = KernelBlock(logits, labels, ())
-        block.values(adafocal(), logits[0, :1], torch.empty_like(logits), keeps=False)
+        zeros = torch.zeros(2, 2, device=device)
+        KernelBlock(zeros, zeros[0].long(), ())._forward(
+            shares=zeros, edges=zeros, bins=zeros, n_edges=1, KEEPS=True,
+            values=torch.empty_like(zeros), gradient=torch.empty_like(zeros),
+            FORMULA=in_triton(_example, ()), HAS_NUMBER=False, GRADIENT=True,
+        )  # fmt: skip
     except torch.OutOfMemoryError:
         raise  # This error is not about Triton.
     except Exception as error:
@@ -103,6 +103,11 @@ def _works_on(device: torch.device) -> bool:
         )
         return False
     return True
+
+
+def _example(ce: Any, *, table: Table) -> Any:
+    """A formula of what some version of Triton may not compile."""
+    return power_of(ce, look_up(table, ce)), 1.0
 
 
 class KernelBlock:

@@ -123,6 +123,14 @@ def _insert(value, index, v1, i1, v2, i2, v3, i3):
 
 
 @triton.jit
+def _rival(log_p, index, is_wanted):
+    """The probability of a class, the number 1, and its index; 0, 0 and -1 if it is not wanted or there is none."""
+    exists = (log_p > NEG_INF) & is_wanted
+    p = tl.where(exists, tl.exp(log_p), 0.0)
+    return p, exists.to(tl.float32), tl.where(exists, index, -1)
+
+
+@triton.jit
 def _numbers_of(
     start_of_row, stride_c, label, n_cols,
     KIND: tl.constexpr, ORDER: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
@@ -204,16 +212,11 @@ def _numbers_of(
     if KIND == "norm" and ORDER != 1:
         found = power_of(found, 1 / ORDER) * tl.maximum(largest, TINY)
     if KIND == "rivals":
-        # A rank that is not wanted may have been filled, too.
-        i1 = tl.where((v1 > NEG_INF) & (FIRST <= 0), i1, -1)
-        i2 = tl.where((v2 > NEG_INF) & (FIRST <= 1) & (LAST >= 2), i2, -1)
-        i3 = tl.where((v3 > NEG_INF) & (LAST >= 3), i3, -1)
-        found += tl.where(i1 >= 0, tl.exp(v1 - z_max - log_sum), 0.0)
-        found += tl.where(i2 >= 0, tl.exp(v2 - z_max - log_sum), 0.0)
-        found += tl.where(i3 >= 0, tl.exp(v3 - z_max - log_sum), 0.0)
-        count += (i1 >= 0).to(tl.float32) + (i2 >= 0).to(tl.float32)
-        count += (i3 >= 0).to(tl.float32)
-        found /= tl.maximum(count, 1.0)
+        p1, n1, i1 = _rival(v1 - z_max - log_sum, i1, FIRST <= 0)
+        p2, n2, i2 = _rival(v2 - z_max - log_sum, i2, FIRST <= 1 and LAST >= 2)
+        p3, n3, i3 = _rival(v3 - z_max - log_sum, i3, LAST >= 3)
+        count = n1 + n2 + n3
+        found = (p1 + p2 + p3) / tl.maximum(count, 1.0)
     if KIND == "all below":
         found /= total * tl.maximum(count, 1.0)
     return (
