@@ -1,6 +1,7 @@
+# mypy: disable-error-code="no-untyped-def"
 """Losses that adapt to held-out predictions: AdaFocal, AdaDualFocal, CalFocal, ECE-CE.
 
-Each loss has a table of bins, which `update` fits and the formula reads as `rows.table`.
+Each loss has a table of bins, which `update` fits and the formula reads.
 """
 
 from __future__ import annotations
@@ -10,14 +11,27 @@ import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_calib._errors import check, few
-from hf_calib.losses.loss import CalibrationLoss, Shared, loss
-from hf_calib.losses.pointwise import warn_of_inverse_gamma
+from hf_calib.losses.arithmetic import (
+    at_most,
+    constant,
+    exp,
+    expm1,
+    look_up,
+    number_or_zero,
+    where,
+)
+from hf_calib.losses.loss import loss
+from hf_calib.losses.pointwise import (
+    dual_focal_term,
+    focal_term,
+    warn_of_inverse_gamma,
+)
 from hf_calib.losses.ranges import (
     NonNegative,
     NonPositive,
@@ -25,11 +39,13 @@ from hf_calib.losses.ranges import (
     NumberOfBins,
     UpperLimit,
 )
-from hf_calib.losses.rows import Rows, focal_term, modulate, weighted
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from hf_calib.losses.statistics.definitions import (
+    IGNORE_INDEX,
+    Counts,
+    Labels,
+    Rival,
+)
+from hf_calib.losses.tables import TableLoss
 
 # The limit if none is set. Far above it float32 is infinite, and infinity times 0 is NaN.
 LARGEST_GAMMA = 1e30
@@ -43,7 +59,7 @@ LOG_NAMES = {
 }
 
 
-class AdaptiveLoss(CalibrationLoss):
+class AdaptiveLoss(TableLoss):
     """A loss with a table that `update` fits to held-out predictions.
 
     The table stays on the CPU in float64 when the loss is moved, so it is the same on every device and in every
@@ -178,17 +194,9 @@ class AdaptiveLoss(CalibrationLoss):
             for i, v in enumerate(each.tolist())
         }
 
-    def of_bins(self, name: str, p: Tensor) -> Tensor:
-        """The entries of the table with this name for the bins that contain p (N,)."""
-        return self._like(name, p)[
-            torch.bucketize(p, self._like("edges", p)[1:-1], right=True)
-        ]
-
-    def _like(self, name: str, tensor: Tensor) -> Tensor:
-        """A buffer with the tensor's device and dtype; the host does not wait for the copy."""
-        return (
-            self.get_buffer(name).to(tensor.dtype).to(tensor.device, non_blocking=True)
-        )
+    def _bins(self) -> tuple[Tensor, Tensor]:
+        edges, values = self._sources()
+        return edges[1:-1], values
 
     def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveLoss:
         """Apply `.to()`, `.half()` and similar methods to the class weights only, not to the table."""
@@ -206,6 +214,9 @@ class AdaFocalLoss(AdaptiveLoss):
     """The update gamma * exp(+-lambda * gap), which changes sign at +-switch, within [gamma_min, gamma_max]."""
 
     gammas: Tensor
+
+    def _sources(self) -> tuple[Tensor, ...]:
+        return self.edges, self.gammas
 
     def _at_first(self, zeros: Tensor) -> dict[str, Tensor]:
         return {"gammas": zeros + self._values.get("gamma_init", 1.0)}
@@ -233,7 +244,11 @@ class AdaFocalLoss(AdaptiveLoss):
 
 
 class CalFocalLoss(AdaFocalLoss):
-    """The update gamma = exp(lambda * gap), without memory."""
+    """The update gamma = exp(lambda * gap), without memory; for a gamma per sample the formula reads accuracies."""
+
+    def _sources(self) -> tuple[Tensor, ...]:
+        per_sample = self._values["per_sample"]
+        return self.edges, self.accuracies if per_sample else self.gammas
 
     def _fitted(
         self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
@@ -310,30 +325,32 @@ class GapTableLoss(AdaptiveLoss):
         )
         return multi_label
 
+    def arguments(self, ce: Tensor) -> dict[str, Any]:
+        return {"table": self, **self._values}
+
     def weight(self, p: Tensor, labels: Tensor) -> Tensor:
         """The weights (N,) of the examples of one batch with these labels (N,) and their probabilities p (N,)."""
         if len(self.class_gaps) == 0:
             return torch.ones_like(p)
         valid = labels != IGNORE_INDEX
         n_bins = len(self.bin_gaps)
-        bin_gap = self._like("bin_gaps", p)[
-            (p * n_bins).long().clamp(max=n_bins - 1)
-        ] * (p < 1)
-        rank = p.argsort(
-            stable=True
-        ).argsort()  # Ignored rows have p = 1 and come last.
+        last = n_bins - 1
+        bin_index = (p * n_bins).long().clamp(max=last)
+        bin_gap = self._like("bin_gaps", p)[bin_index] * (p < 1)
+        # Ignored rows have p = 1 and come last.
+        rank = p.argsort(stable=True).argsort()
         size = valid.sum() // n_bins
-        mass_index = torch.where(size > 0, rank // size.clamp_min(1), n_bins - 1).clamp(
-            max=n_bins - 1
-        )
-        mass_gap = self._like("gaps", p)[mass_index]
+        mass_index = torch.where(size > 0, rank // size.clamp_min(1), last)
+        mass_gap = self._like("gaps", p)[mass_index.clamp(max=last)]
         class_gap = self._like("class_gaps", p)[labels.where(valid, 0)]
         progress = self._like("progress", p)
-        return (
-            1
-            - progress
-            + progress * (bin_gap.abs() + mass_gap.abs() + 2 * class_gap.abs()) / 3
-        )
+        gaps = bin_gap.abs() + mass_gap.abs() + 2 * class_gap.abs()
+        return 1 - progress + progress * gaps / 3
+
+    def _like(self, name: str, tensor: Tensor) -> Tensor:
+        """A buffer with the tensor's device and dtype; the host does not wait for the copy."""
+        buffer = self.get_buffer(name).to(tensor.dtype)
+        return buffer.to(tensor.device, non_blocking=True)
 
 
 def _equal_masses(confidences: Tensor, n_bins: int) -> Tensor:
@@ -419,16 +436,16 @@ def _check_gammas(
     check=_check_gammas,
 )
 def adafocal(
-    r: Rows,
+    ce,
     *,
+    table,
     n_bins: NumberOfBins = 15,
     update_rate: NonNegative = 1.0,
     gamma_init: Number = 1.0,
     gamma_max: UpperLimit = 20.0,
     gamma_min: NonPositive = -2.0,
     switch: NonNegative = 0.2,
-    **shared: Unpack[Shared],
-) -> Tensor:
+):
     r"""AdaFocal: focal loss with a gamma per confidence bin, fitted to held-out predictions during training.
 
     The gamma of a bin grows if its held-out predictions are over-confident, and falls if they are under-confident.
@@ -455,19 +472,31 @@ def adafocal(
         >>> loss.gammas.tolist()  # Both bins are over-confident, so both gammas grow.
         [1.28..., 2.45...]
     """
-    return focal_term(r.ce, r.table.of_bins("gammas", r.p))
+    log_p = -ce
+    rest = -expm1(log_p)
+    gamma = look_up(table, exp(log_p))
+    if table.least >= 0:
+        return focal_term(ce, log_p, rest, gamma)
+    base = where(gamma < 0, 2 - rest, rest)  # 1 + p or 1 - p
+    return focal_term(ce, log_p, base, abs(gamma))
 
 
-@loss(source="Tao et al. 2023 (DFL), 5.2", module=AdaFocalLoss, check=_check_gammas)
+@loss(
+    source="Tao et al. 2023 (DFL), 5.2",
+    reads=lambda **_: [Rival("next")],
+    module=AdaFocalLoss,
+    check=_check_gammas,
+)
 def ada_dual_focal(
-    r: Rows,
+    ce,
+    q,
     *,
+    table,
     n_bins: NumberOfBins = 15,
     update_rate: NonNegative = 2.0,
     gamma_init: NonNegative = 6.0,
     gamma_max: UpperLimit = 20.0,
-    **shared: Unpack[Shared],
-) -> Tensor:
+):
     r"""AdaDualFocal: dual focal loss with a gamma per bin of the label's margin over its rival.
 
     It adapts like `adafocal`, with the same $C_b$ and $A_b$, but gamma and weight depend on the margin p_y - q_j of
@@ -489,21 +518,22 @@ def ada_dual_focal(
         >>> loss.gammas.tolist()
         [9.89..., 20.0]
     """
-    behind = r.rest + r.rival("next")
-    return weighted(
-        modulate(behind, r.table.of_bins("gammas", 1 - behind.detach())), r.ce
-    )
+    log_p = -ce
+    rest = -expm1(log_p)
+    # The margin p - q selects the bin.
+    gamma = look_up(table, 1 - (rest + q))
+    return dual_focal_term(ce, log_p, rest, q, gamma)
 
 
 @loss(source="Ghosh et al. 2022 (AdaFocal), Eq. 3 and Eq. 2", module=CalFocalLoss)
 def calfocal(
-    r: Rows,
+    ce,
     *,
+    table,
     n_bins: NumberOfBins = 15,
     update_rate: NonNegative = 10.0,
     per_sample: bool = False,
-    **shared: Unpack[Shared],
-) -> Tensor:
+):
     r"""CalFocal: focal loss whose gamma is the exponential of the held-out calibration gap.
 
     The paper's intermediate step towards `adafocal`, with the same $C_b$ and $A_b$. Gamma has no memory, so it varies
@@ -523,14 +553,31 @@ def calfocal(
         >>> loss.gammas.tolist()
         [12.18..., 8103.08...]
     """
-    if not per_sample:
-        return focal_term(r.ce, r.table.of_bins("gammas", r.p))
-    gaps = (r.p - r.table.of_bins("accuracies", r.p)).nan_to_num(0.0)
-    return focal_term(r.ce, (update_rate * gaps).exp().clamp(max=LARGEST_GAMMA))
+    log_p = -ce
+    rest = -expm1(log_p)
+    p = constant(exp(log_p))
+    found = look_up(table, p)
+    if per_sample:
+        # The accuracy of an empty bin is NaN.
+        gap = number_or_zero(p - found)
+        found = at_most(exp(update_rate * gap), LARGEST_GAMMA)
+    return focal_term(ce, log_p, rest, found)
 
 
-@loss(source="Lin et al. 2025 (BSCE-GRA), 5", module=GapTableLoss)
-def ece_ce(r: Rows, *, n_bins: NumberOfBins = 15, **shared: Unpack[Shared]) -> Tensor:
+@loss(
+    source="Lin et al. 2025 (BSCE-GRA), 5",
+    reads=lambda n_bins: [Labels(), Counts()],
+    needs_all_rows=True,
+    module=GapTableLoss,
+)
+def ece_ce(
+    ce: Tensor,
+    labels: Tensor,
+    counts: Tensor,
+    *,
+    table,
+    n_bins: NumberOfBins = 15,
+):
     r"""ECE-CE: cross entropy weighted by the held-out calibration gaps of the example's bins and class.
 
     The weight is the miscalibration of similar predictions; that of `bsce_gra` is the uncertainty of the prediction
@@ -551,4 +598,7 @@ def ece_ce(r: Rows, *, n_bins: NumberOfBins = 15, **shared: Unpack[Shared]) -> T
         >>> loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.2117)
     """
-    return weighted(r.table.weight(r.p, r.labels), r.ce)
+    known = labels.where(counts > 0, IGNORE_INDEX)
+    weight = table.weight(torch.exp(-ce.detach()), known)
+    # 0 times an infinite cross entropy would be NaN.
+    return weight * ce.masked_fill(weight == 0, 0), weight, 0.0, 0.0

@@ -1,12 +1,12 @@
 """Cross entropy with a penalty that couples the batch: MMCE, soft-binned ECE, kernel-density ECE, MDCA, AvUC.
 
-A formula reads the micro-batch as `rows.batch` (with the trainer's `gather_batch=True`, that of all processes) and
-returns a value per row and the penalty.
+A formula gets the numbers of all rows of the micro-batch, or with the trainer's `gather_batch=True` of those of all
+processes, and returns the penalty. `counts` is 1, or 0 for a row that is ignored.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -14,30 +14,44 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hf_calib.losses.loss import Shared, loss
+from hf_calib.losses.arithmetic import Terms, expm1, tiny
+from hf_calib.losses.engine import is_traced
+from hf_calib.losses.loss import cross_entropy_of_rows, loss
+from hf_calib.losses.pointwise import focal_term
 from hf_calib.losses.ranges import NonNegative, NumberOfBins, Positive
-from hf_calib.losses.rows import Rows, focal_term
-from hf_calib.losses.statistics.door import is_traced
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from hf_calib.losses.statistics.definitions import (
+    Confidence,
+    Correct,
+    Counts,
+    Entropy,
+    Labels,
+    LogProbs,
+    Statistic,
+)
 
 MMCE_KERNEL_WIDTH = 0.4  # Kumar et al. 2018, section 4
 # Two confidences within this many units in the last place of 1 are a tie for MMCE's kernel.
 _ULPS_OF_A_TIE = 16
 _EPSILON = 1e-10
 _KERNEL_ELEMENTS = 2**22  # The size of a block of kernel weights.
+_FEW_PAIRS = 2**20  # Up to this many, the kernel of all pairs is stored.
 
 
-@loss(source="Kumar et al. 2018")
+@loss(
+    source="Kumar et al. 2018",
+    reads=lambda **_: [Confidence(), Correct(), Counts()],
+    rows=cross_entropy_of_rows,
+)
 def mmce(
-    r: Rows,
+    ce: Tensor,
+    confidence: Tensor,
+    correct: Tensor,
+    counts: Tensor,
     *,
     mmce_weight: NonNegative = 0.5,
     variant: Literal["weighted", "plain"] = "weighted",
     authors_code: bool = False,
-    **shared: Unpack[Shared],
-) -> tuple[Tensor, Tensor]:
+) -> Terms:
     r"""MMCE: cross entropy plus the maximum mean calibration error of the batch.
 
     The calibration error uses a kernel on the confidences instead of bins. It needs O(N log N) time and O(N) memory;
@@ -60,60 +74,98 @@ def mmce(
         >>> mmce()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(1.0475)
     """
-    confidence, order = r.batch.confidence.sort()
-    correct = r.batch.correct[order]
-    kinds = (
-        torch.stack([correct, 1 - correct]) * r.batch.counts[order]
-    )  # correct, wrong
-    errors = kinds * torch.stack([1 - confidence, -confidence])
-    # Both are (2, 2): the sums over the pairs of two kinds, and the numbers of pairs.
-    sums = (errors[:, None] * _kernel_products(confidence, errors)).sum(2)
-    pairs = kinds.sum(1)[:, None] * kinds.sum(1)
-    if variant == "weighted":
-        squared = (
-            sums / pairs.clamp_min(1) / (pairs + 1e-5 if authors_code else 1)
-        ).sum()
+    # Two kinds of rows, (2, N): correct and wrong ones. Their errors are c - r, whose derivative by r is -1.
+    kinds = torch.stack([correct, 1 - correct]) * counts
+    errors = kinds * (correct - confidence)
+    near, growth = _kernel_products(confidence, errors)
+    sizes = kinds.sum(1)
+    pairs = torch.outer(sizes, sizes)
+    if variant == "plain":
+        weights = (1 / pairs.sum().clamp_min(1)).expand(2, 2)
+        scale: Any = mmce_weight
     else:
-        squared = sums.sum() / pairs.sum().clamp_min(1)
+        weights = 1 / pairs.clamp_min(1)
         if authors_code:
-            return r.ce, mmce_weight * squared
-    root = (
-        squared.clamp_min(0) + _EPSILON
-    ).sqrt()  # The gradient of a root at 0 is infinite.
-    return r.ce, mmce_weight * (
-        root.where(pairs.min() > 0, 0) if variant == "weighted" else root
-    )
+            weights = weights / (pairs + 1e-5)
+        # It is 0 if all predictions are of one kind.
+        scale = mmce_weight * (pairs.amin() > 0)
+    # squared = sum over two kinds k and l of weights_kl errors_k K errors_l
+    of_pairs = weights @ near
+    squared = (of_pairs * errors).sum()
+    slope = 2 * (weights @ growth * errors - of_pairs * kinds).sum(0)
+    if variant == "plain" and authors_code:
+        return scale * squared, 0.0, scale * slope, 0.0, 0.0
+    # The gradient of a root at 0 is infinite.
+    root = (squared.clamp_min(0) + _EPSILON).sqrt()
+    return scale * root, 0.0, scale / (2 * root) * slope, 0.0, 0.0
 
 
-def _kernel_products(confidence: Tensor, errors: Tensor) -> Tensor:
-    """The product errors (k, N) @ K of rising confidences r, K_ij = exp(-|r_i - r_j| / 0.4), without storing K (N, N).
+def _kernel_products(confidence: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
+    """The products errors (k, N) @ K, K_ij = exp(-|r_i - r_j| / h), and those with the derivative of K by r_j.
 
-    On one side of the diagonal K is exp(-r_i / 0.4) exp(r_j / 0.4), on the other the inverse, so that the products are
-    cumulative sums. K has a kink where confidences tie up to rounding; its value there is 1 and its gradient 0.
+    K has a kink where confidences tie up to rounding; its value there is 1 and its derivative 0.
     """
-    fixed = confidence.detach()
-    tolerance = _ULPS_OF_A_TIE * torch.finfo(fixed.dtype).eps
+    tolerance = _ULPS_OF_A_TIE * torch.finfo(confidence.dtype).eps
+    if len(confidence) ** 2 > _FEW_PAIRS:
+        return _sorted_kernel_products(confidence, errors, tolerance)
+    # A distance within the tolerance becomes 0.
+    distance = F.hardshrink(confidence - confidence[:, None], tolerance)
+    kernel = torch.exp(distance.abs() / -MMCE_KERNEL_WIDTH)
+    growth = kernel * distance.sign() / -MMCE_KERNEL_WIDTH
+    return errors @ kernel, errors @ growth
+
+
+def _sorted_kernel_products(
+    confidence: Tensor, errors: Tensor, tolerance: float
+) -> tuple[Tensor, Tensor]:
+    """The same in O(N log N) time and O(N) memory.
+
+    For rising confidences K_ij is exp(r_i / h) exp(-r_j / h) on one side of the diagonal and its inverse on the other,
+    so the products are cumulative sums.
+    """
+    rising, order = confidence.sort()
+    errors = errors[:, order]
+    fixed = rising.detach()
     first = torch.searchsorted(fixed, fixed - tolerance)
     end = torch.searchsorted(fixed, fixed + tolerance, right=True)
-    growth = (confidence / MMCE_KERNEL_WIDTH).exp()
-    scaled = (errors * growth, errors / growth, errors)
-    rising, falling, plain = (F.pad(vectors.cumsum(1), (1, 0)) for vectors in scaled)
-    below = rising[:, first] / growth
-    above = (falling[:, -1:] - falling[:, end]) * growth
-    return below + above + plain[:, end] - plain[:, first]
+    growth = (rising / MMCE_KERNEL_WIDTH).exp()
+    grown = F.pad((errors * growth).cumsum(1), (1, 0))
+    fallen = F.pad((errors / growth).cumsum(1), (1, 0))
+    same = F.pad(errors.cumsum(1), (1, 0))
+    below = grown[:, first] / growth
+    above = (fallen[:, -1:] - fallen[:, end]) * growth
+    ties = same[:, end] - same[:, first]
+    rank = order.argsort()
+    slope = (above - below) / MMCE_KERNEL_WIDTH
+    return (below + above + ties)[:, rank], slope[:, rank]
 
 
-@loss(source="Karandikar et al. 2021; Bohdal et al. 2021 (dece)")
+def _of_soft_bins(variant: str, **values: Any) -> list[Statistic]:
+    read: list[Statistic] = [Confidence(), Correct(), Counts()]
+    if variant == "dece":
+        read.append(LogProbs())
+    return read
+
+
+@loss(
+    source="Karandikar et al. 2021; Bohdal et al. 2021 (dece)",
+    reads=_of_soft_bins,
+    rows=cross_entropy_of_rows,
+    by_autograd=True,
+)
 def soft_ece(
-    r: Rows,
+    ce: Tensor,
+    confidence: Tensor,
+    correct: Tensor,
+    counts: Tensor,
+    log_probs: Any = None,
     *,
     ece_weight: NonNegative = 1.0,
     n_bins: NumberOfBins = 15,
     variant: Literal["sb_ece", "dece"] = "sb_ece",
     bin_temperature: Positive = 0.01,
     rank_sharpness: Positive = 100.0,
-    **shared: Unpack[Shared],
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     r"""Soft-binned ECE: cross entropy plus an expected calibration error of the batch with soft bins.
 
     The penalty is the metric in differentiable form; `mmce` and `kde_ece` need no bins.
@@ -136,40 +188,53 @@ def soft_ece(
         >>> soft_ece()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(1.1653)
     """
-    b = r.batch
-    index = torch.arange(n_bins, device=b.confidence.device, dtype=b.confidence.dtype)
+    index = torch.arange(n_bins, device=confidence.device, dtype=confidence.dtype)
     if variant == "sb_ece":
-        closeness = -(b.confidence[:, None] - (index + 0.5) / n_bins).square()
+        closeness = -(confidence[:, None] - (index + 0.5) / n_bins).square()
         members = torch.softmax(closeness / bin_temperature, dim=1)
-        accuracy = b.correct
+        accuracy = correct
     else:
-        ramps = b.confidence[:, None] * (index + 1) - (index / n_bins).cumsum(0)
+        ramps = confidence[:, None] * (index + 1) - (index / n_bins).cumsum(0)
         members = torch.softmax(ramps / bin_temperature, dim=1)
         # This is the authors' smoothing with their constant.
         members = (members + 1e-6) / (1 + (n_bins + 1) * 1e-6)
-        lead = b.log_probs.exp() - torch.exp(-b.ce)[:, None]
+        lead = log_probs.exp() - torch.exp(-ce)[:, None]
         # The rank of the label is subtracted: the number of classes above it, where the label itself counts 1/2.
         accuracy = (1.5 - torch.sigmoid(rank_sharpness * lead).sum(1)).clamp_min(0)
-    counted = members * b.counts[:, None]
+    counted = members * counts[:, None]
     size = counted.sum(0)
-    gap = (counted.T @ (accuracy - b.confidence)) / size.clamp_min(
-        torch.finfo(size.dtype).tiny
-    )
-    shares = size / b.counts.sum().clamp_min(1)
+    gap = counted.T @ (accuracy - confidence) / size.clamp_min(tiny(size))
+    shares = size / counts.sum().clamp_min(1)
     if variant == "sb_ece":
-        return r.ce, ece_weight * ((shares * gap.square()).sum() + _EPSILON).sqrt()
-    return r.ce, ece_weight * (shares * gap.abs()).sum()
+        return ece_weight * ((shares * gap.square()).sum() + _EPSILON).sqrt()
+    return ece_weight * (shares * gap.abs()).sum()
 
 
-@loss(source="Popordanoska et al. 2022, Eq. 9; Tao et al. 2023 (DFL), F")
+def _of_points(kind: str, **values: Any) -> list[Statistic]:
+    read: list[Statistic] = [Confidence(), Correct(), Counts()]
+    if kind == "canonical":
+        read += [Labels(), LogProbs()]
+    return read
+
+
+@loss(
+    source="Popordanoska et al. 2022, Eq. 9; Tao et al. 2023 (DFL), F",
+    reads=_of_points,
+    rows=cross_entropy_of_rows,
+    by_autograd=True,
+)
 def kde_ece(
-    r: Rows,
+    ce: Tensor,
+    confidence: Tensor,
+    correct: Tensor,
+    counts: Tensor,
+    labels: Any = None,
+    log_probs: Any = None,
     *,
     kde_weight: NonNegative = 0.5,
     bandwidth: Positive = 0.1,
     kind: Literal["top_label", "canonical"] = "top_label",
-    **shared: Unpack[Shared],
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     r"""KDE-XE: cross entropy plus a kernel-density estimate of the calibration error of the batch.
 
     The accuracy at each confidence r (c = 1 if the predicted class is correct) is estimated from the other examples,
@@ -191,20 +256,18 @@ def kde_ece(
         >>> kde_ece()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(1.0075)
     """
-    b = r.batch
     if kind == "top_label":
-        points = torch.stack([b.confidence, 1 - b.confidence], dim=1)
-        gaps = (
-            _kernel_means(points, b.correct[:, None], bandwidth, b.counts)
-            - b.confidence[:, None]
-        )
+        points = torch.stack([confidence, 1 - confidence], dim=1)
+        accuracies = _kernel_means(points, correct[:, None], bandwidth, counts)
+        gaps = accuracies - confidence[:, None]
     else:
-        points = b.log_probs.exp()
-        gaps = _kernel_means(points, b.one_hot, bandwidth, b.counts) - points
-    penalty = (gaps.abs().sum(1) * b.counts).sum() / b.counts.sum().clamp_min(1)
-    return r.ce, kde_weight * penalty.where(
-        b.counts.sum() >= 2, 0
-    )  # One example has no penalty.
+        points = log_probs.exp()
+        outcomes = F.one_hot(labels, points.shape[1]).to(points)
+        gaps = _kernel_means(points, outcomes, bandwidth, counts) - points
+    size = counts.sum()
+    penalty = (gaps.abs().sum(1) * counts).sum() / size.clamp_min(1)
+    # One example has no penalty.
+    return kde_weight * penalty.where(size >= 2, 0)
 
 
 def _kernel_means(
@@ -215,42 +278,51 @@ def _kernel_means(
     The kernel is the density of Dirichlet(point_j / h + 1) at point_i; for C = 2 that is the Beta kernel. For a large
     batch, its (N, N) weights are computed in blocks of rows, and again in the backward pass.
     """
-    points = points.clamp(
-        1e-6, 1 - 1e-6
-    )  # The logarithm of the kernel is not finite at 0 and 1.
+    # The logarithm of the kernel is not finite at 0 and 1.
+    points = points.clamp(1e-6, 1 - 1e-6)
     parameters = points / bandwidth
-    log_norm = torch.lgamma(parameters + 1).sum(1) - torch.lgamma(
-        (parameters + 1).sum(1)
-    )
+    of_classes = torch.lgamma(parameters + 1).sum(1)
+    log_norm = of_classes - torch.lgamma((parameters + 1).sum(1))
 
     def means(rows: Tensor, first: int) -> Tensor:
-        log_kernel = (rows.log() @ parameters.T - log_norm).masked_fill(
-            counts == 0, -1e30
-        )
+        log_kernel = rows.log() @ parameters.T - log_norm
+        log_kernel = log_kernel.masked_fill(counts == 0, -1e30)
         own = torch.arange(first, first + len(rows), device=rows.device)
         log_kernel = log_kernel.scatter(1, own[:, None], -torch.inf)
         # A single example has only masked entries, for which the softmax is not defined.
-        return (
-            torch.softmax(log_kernel.masked_fill(counts.sum() < 2, 0), dim=1) @ outcomes
-        )
+        log_kernel = log_kernel.masked_fill(counts.sum() < 2, 0)
+        return torch.softmax(log_kernel, dim=1) @ outcomes
 
     size = max(1, _KERNEL_ELEMENTS // max(len(points), 1))
     if len(points) <= size or is_traced():
         return means(points, 0)
-    blocks = enumerate(points.split(size))
-    return torch.cat(
-        [checkpoint(means, rows, i * size, use_reentrant=False) for i, rows in blocks]
-    )
+    blocks = []
+    for first in range(0, len(points), size):
+        rows = points[first : first + size]
+        blocks.append(checkpoint(means, rows, first, use_reentrant=False))
+    return torch.cat(blocks)
 
 
-@loss(source="Hebbalaguppe et al. 2022 (MDCA), Eq. 4, 5")
+def _focal_of_rows(ce: Tensor, *, gamma: float, **values: Any) -> Terms:
+    log_p = -ce
+    return focal_term(ce, log_p, -expm1(log_p), gamma)
+
+
+@loss(
+    source="Hebbalaguppe et al. 2022 (MDCA), Eq. 4, 5",
+    reads=lambda **_: [Counts(), Labels(), LogProbs()],
+    rows=_focal_of_rows,
+    by_autograd=True,
+)
 def mdca(
-    r: Rows,
+    ce: Tensor,
+    counts: Tensor,
+    labels: Tensor,
+    log_probs: Tensor,
     *,
     mdca_weight: NonNegative = 1.0,
     gamma: NonNegative = 0.0,
-    **shared: Unpack[Shared],
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     r"""MDCA: cross entropy or focal loss plus the gap between mean probabilities and class frequencies of the batch.
 
     The penalty covers every class; that of `mmce` covers the predicted class only. It is of little use in batches with
@@ -267,15 +339,27 @@ def mdca(
         >>> mdca()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(1.1452)
     """
-    apart = (r.batch.log_probs.exp() - r.batch.one_hot) * r.batch.counts[:, None]
-    frequency_gaps = apart.sum(0) / r.batch.counts.sum().clamp_min(1)
-    return focal_term(r.ce, gamma), mdca_weight * frequency_gaps.abs().mean()
+    one_hot = F.one_hot(labels, log_probs.shape[1])
+    apart = (log_probs.exp() - one_hot) * counts[:, None]
+    frequency_gaps = apart.sum(0) / counts.sum().clamp_min(1)
+    return mdca_weight * frequency_gaps.abs().mean()
 
 
-@loss(source="Krishnan and Tickoo 2020 (AvUC), Eq. 3-5")
+@loss(
+    source="Krishnan and Tickoo 2020 (AvUC), Eq. 3-5",
+    reads=lambda **_: [Confidence(), Correct(), Counts(), Entropy()],
+    rows=cross_entropy_of_rows,
+    by_autograd=True,
+)
 def avuc(
-    r: Rows, *, avuc_weight: NonNegative = 1.0, **shared: Unpack[Shared]
-) -> tuple[Tensor, Tensor]:
+    ce: Tensor,
+    confidence: Tensor,
+    correct: Tensor,
+    counts: Tensor,
+    entropy: Tensor,
+    *,
+    avuc_weight: NonNegative = 1.0,
+) -> Tensor:
     r"""AvUC: cross entropy plus a penalty on uncertain correct predictions and on certain wrong predictions.
 
     It makes the entropy separate correct from wrong predictions, which helps abstention more than calibration.
@@ -293,26 +377,20 @@ def avuc(
         >>> avuc()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(0.7201)
     """
-    entropy = r.batch.entropy
-    kinds = (
-        torch.stack([r.batch.correct, 1 - r.batch.correct]) * r.batch.counts
-    )  # correct, wrong
+    # Two kinds of rows, (2, N): accurate and inaccurate ones.
+    kinds = torch.stack([correct, 1 - correct]) * counts
     size = kinds.sum(1)
-    means = (kinds * entropy.detach()).sum(1) / size.clamp_min(1)
-    threshold = means.sum() / (size > 0).sum().clamp_min(
-        1
-    )  # If all rows are of one kind, it is their mean.
-    certain = (entropy.detach() <= threshold).to(entropy)
-    shares = torch.stack(
-        [certain * (1 - entropy.tanh()), (1 - certain) * entropy.tanh()]
-    )
-    weighted = kinds * torch.stack([r.batch.confidence, 1 - r.batch.confidence])
-    (right_certain, right_unsure), (wrong_certain, wrong_unsure) = (
-        weighted[:, None] * shares
-    ).sum(2)
-    bad = right_unsure + wrong_certain
-    good = right_certain + wrong_unsure
-    return r.ce, avuc_weight * torch.log1p(bad / good.clamp_min(_EPSILON))
+    fixed = entropy.detach()
+    means = (kinds * fixed).sum(1) / size.clamp_min(1)
+    # If all rows are of one kind, it is their mean.
+    threshold = means.sum() / (size > 0).sum().clamp_min(1)
+    certain = (fixed <= threshold).to(entropy)
+    unsure = entropy.tanh()
+    accurate, inaccurate = kinds * torch.stack([confidence, 1 - confidence])
+    good = accurate * certain * (1 - unsure) + inaccurate * (1 - certain) * unsure
+    bad = accurate * (1 - certain) * unsure + inaccurate * certain * (1 - unsure)
+    ratio = bad.sum() / good.sum().clamp_min(_EPSILON)
+    return avuc_weight * torch.log1p(ratio)
 
 
 def all_gather_rows(rows: list[Tensor]) -> tuple[list[Tensor], int]:
@@ -328,9 +406,8 @@ def all_gather_rows(rows: list[Tensor]) -> tuple[list[Tensor], int]:
     dist.all_reduce(length, dist.ReduceOp.MAX)
     missing = int(length) - len(rows[0])
     columns = [each if each.dim() == 2 else each[:, None] for each in rows]
-    gathered = _AllGather.apply(
-        torch.nn.functional.pad(torch.cat(columns, dim=1), (0, 0, 0, missing))
-    )
+    matrix = F.pad(torch.cat(columns, dim=1), (0, 0, 0, missing))
+    gathered = _AllGather.apply(matrix)
     parts = gathered.split([each.shape[1] for each in columns], dim=1)
     shaped = [
         part if own.dim() == 2 else part.squeeze(1)
@@ -348,8 +425,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.clone(
-            memory_format=torch.contiguous_format
-        )  # The input must not change.
+        # The input must not change.
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient)
         return gradient.chunk(dist.get_world_size())[dist.get_rank()]

@@ -8,18 +8,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import wraps
 from numbers import Real
-from typing import (
-    Any,
-    Concatenate,
-    Literal,
-    NoReturn,
-    ParamSpec,
-    TypedDict,
-    TypeVar,
-    cast,
-)
+from typing import Any, Literal, NoReturn, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,34 +21,39 @@ from hf_calib._errors import (
     did_you_mean,
     expected,
 )
+from hf_calib.losses.arithmetic import tiny
+from hf_calib.losses.engine import Reduction, is_traced, reduced
 from hf_calib.losses.ranges import (
     INFINITY,
     Hyperparameter,
     hyperparameters_of,
-    numbers,
+    numbers_of,
 )
-from hf_calib.losses.rows import FEW_ROWS, RecordingRows, Rows, has_own_slope
 from hf_calib.losses.statistics import definitions as defined
-from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, tiny
-from hf_calib.losses.statistics.door import (
+from hf_calib.losses.statistics.blocks import (
+    Decisions,
     check_labels,
-    decision_statistics,
-    is_traced,
-    row_statistics,
+    check_shares,
+    name_wrong_label,
 )
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic, wide
 
 ClassWeights = Sequence[float] | Tensor | None
 Divisor = Tensor | float | None  # of a sum; None goes by the reduction
-Numbers = dict[defined.Statistic, Tensor]
-P = ParamSpec("P")
+# It returns the value of each row, then its derivative by each number that it is given.
+Formula = Callable[..., Any]
+Reads = Callable[..., Sequence[Statistic]]
 Module = TypeVar("Module", bound="CalibrationLoss")
+
+# Python searches this many labels on the CPU in less time than one operation of PyTorch takes.
+FEW_ROWS = 256
 
 PROBLEM_TYPES = {
     None: None,
     "single_label_classification": False,
     "multi_label_classification": True,
 }
-KEPT_BY_A_HEAD = {
+KEPT_BY_A_HEAD: dict[Statistic, str] = {
     defined.Entropy(): "entropy",
     defined.OtherPowers(2.0): "log_sum_sq_probs",
 }
@@ -82,28 +77,31 @@ class LossEntry:
     source: str
     multi_label: bool
     hyperparameters: Mapping[str, Hyperparameter]
-    formula: Callable[
-        ..., Any
-    ]  # It returns a value per row, or that and the penalty of a batch.
+    formula: Formula
+    reads: Reads
+    rows: Formula | None
+    by_autograd: bool
+    needs_all_rows: bool
     module: type[CalibrationLoss]
     check: Callable[..., None]
+
+    @property
+    def couples_batch(self) -> bool:
+        return self.rows is not None
 
     def make(
         self, given: Mapping[str, Any], refusal: type[Exception]
     ) -> CalibrationLoss:
         """Make the loss from arguments by name; raise `refusal` for a hyperparameter that it does not have."""
         known = self.hyperparameters
-        has = "it has: " + (
-            ", ".join(f"{key}={each.default!r}" for key, each in known.items())
-            or "none"
-        )
+        defaults = [f"{key}={each.default!r}" for key, each in known.items()]
+        has = f"it has: {', '.join(defaults) or 'none'}"
         names = [*known, *Shared.__annotations__]
-        values = {}
         for key in given.keys() - names:
             requirement = f"the hyperparameters of loss {self.name!r}"
-            raise refusal(
-                f"expected {requirement}, got {key!r}; {has} ({did_you_mean(key, names)})"
-            )
+            way_out = f"{has} ({did_you_mean(key, names)})"
+            raise refusal(f"expected {requirement}, got {key!r}; {way_out}")
+        values = {}
         for key, each in known.items():
             value = given.get(key, each.default)
             try:
@@ -126,20 +124,36 @@ LOSSES: dict[str, LossEntry] = {}
 def loss(
     *,
     source: str = "",
+    reads: Reads = lambda **values: (),
+    rows: Formula | None = None,
+    by_autograd: bool = False,
+    needs_all_rows: bool = False,
     multi_label: bool = False,
     check: Callable[..., None] = lambda **values: None,
     module: type[Module] | None = None,
-) -> Callable[[Callable[Concatenate[Rows, P], Any]], Callable[P, Module]]:
-    """Turn a formula of a row's statistics into a constructor, and add it to `LOSSES`.
+) -> Callable[[Formula], Callable[..., Module]]:
+    """Turn a formula into a constructor, and add it to `LOSSES`.
 
-    The formula, `name(rows, *, hyperparameters, **shared)`, returns one value per row, (N,), which is 0 if the label
-    has probability 1, or these values and a penalty on the batch. `source` is the reference in the docstring.
-    `multi_label` says whether the loss is also defined for a sigmoid per label. `check` is called with all
-    hyperparameters. `module` is the class of the loss, whose table the formula reads as `rows.table`.
+    The formula, `name(ce, *statistics, *, hyperparameters)`, gets the cross entropy of each row (N,) and the statistics
+    that it reads. It returns the value of each row, 0 if the label has probability 1, followed by the derivative of the
+    value by each of these: (N,), or a number for all rows.
+
+    Args:
+        source: the reference in the docstring.
+        reads: gives the statistics for the hyperparameters, in the formula's order.
+        rows: for a loss that couples the batch, the formula of a row, which reads the cross entropy only. The decorated
+            formula is then the penalty: a scalar, followed by its derivative by each number of each row.
+        by_autograd: the formula returns its value only, and autograd differentiates it.
+        needs_all_rows: the formula couples the rows of a call, so they cannot be computed in blocks.
+        multi_label: whether the loss is also defined for a sigmoid per label.
+        check: is called with all hyperparameters.
+        module: the class of the loss; one with a table passes it to the formula.
     """
 
-    def declare(formula: Callable[Concatenate[Rows, P], Any]) -> Callable[P, Module]:
-        @wraps(formula)
+    def declare(formula: Formula) -> Callable[..., Module]:
+        made: Any = module or CalibrationLoss
+        known = hyperparameters_of(formula)
+
         def constructor(*args: Any, **given: Any) -> Any:
             if args:
                 raise InputTypeError(
@@ -147,34 +161,42 @@ def loss(
                 )
             return entry.make(given, InputTypeError)
 
-        made = module or CalibrationLoss
+        for attribute in ("__name__", "__qualname__", "__module__"):
+            setattr(constructor, attribute, getattr(formula, attribute))
+        references = f"\nReferences:\n    {source}.\n\nExample:\n"
         text = inspect.getdoc(formula) or ""
-        own, shared = (
-            list(inspect.signature(f).parameters.values())[1:-1]
-            for f in (formula, make_loss)
-        )
-        signature = inspect.Signature([*own, *shared], return_annotation=made)
-        constructor.__signature__ = signature  # type: ignore[attr-defined]
         if source:
-            text = text.replace(
-                "\nExample:\n", f"\nReferences:\n    {source}.\n\nExample:\n"
-            )
+            text = text.replace("\nExample:\n", references)
         constructor.__doc__ = text
-        known = hyperparameters_of(formula)
+        own = inspect.signature(formula).parameters
+        shared = inspect.signature(make_loss).parameters
+        parameters = [own[name] for name in known]
+        parameters += [shared[name] for name in Shared.__annotations__]
+        signature = inspect.Signature(parameters, return_annotation=made)
+        constructor.__signature__ = signature  # type: ignore[attr-defined]
         entry = LossEntry(
-            formula.__name__,
-            constructor,
-            source,
-            multi_label,
-            known,
-            formula,
-            made,
-            check,
+            name=formula.__name__,
+            constructor=constructor,
+            source=source,
+            multi_label=multi_label,
+            hyperparameters=known,
+            formula=formula,
+            reads=reads,
+            rows=rows,
+            by_autograd=by_autograd,
+            needs_all_rows=needs_all_rows or rows is not None,
+            module=made,
+            check=check,
         )
         LOSSES[entry.name] = entry
-        return cast(Callable[P, Module], constructor)
+        return constructor
 
     return declare
+
+
+def cross_entropy_of_rows(ce: Tensor, **values: Any) -> tuple[Tensor, float]:
+    """The formula of a row of most losses with a penalty on the batch."""
+    return ce, 1.0
 
 
 def make_loss(
@@ -246,29 +268,21 @@ class CalibrationLoss(nn.Module):
             repr(problem_type),
             way_out,
         )
+        entry = LOSSES[name]
         self.name = name
         self.hyperparameters = {
             k: INFINITY if v == math.inf else v for k, v in values.items()
         }
         self.multi_label = PROBLEM_TYPES[problem_type]
+        self.reads = tuple(entry.reads(**values))
+        self.couples_batch = entry.couples_batch
+        self.needs_all_rows = entry.needs_all_rows
+        self.reads_labels = defined.Labels() in self.reads
         # It maps (N,) and (N, C) rows of this process to those of all processes, differentiably, and to their number.
         self.gather: Callable[[list[Tensor]], tuple[list[Tensor], int]] | None = None
         weights = None
         if class_weights is not None:
-            try:
-                device = getattr(class_weights, "device", None)
-                weights = torch.tensor(numbers(class_weights), device=device)
-            except (TypeError, ValueError, OverflowError):
-                weights = torch.empty(0)
-            # In float32 a number may become 0 or infinite.
-            is_weight = weights.isfinite() & (weights > 0)
-            fits = len(weights) > 0 and bool(is_weight.all())
-            check(
-                fits,
-                "class_weights to be (C,) finite positive numbers",
-                class_weights,
-                "one per class",
-            )
+            weights = _checked_weights(class_weights)
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", weights, persistent=False)
         self._values = dict(values)
@@ -277,19 +291,60 @@ class CalibrationLoss(nn.Module):
         if self.multi_label:
             self.check_multi_label()
         self._make_table()
-        recorded = RecordingRows(self)
-        self._own_slope = has_own_slope(self._formula(recorded))
-        self.couples_batch = recorded.of_batch is not None
-        self.reads_labels = recorded.reads_labels
-        self._reads = tuple(
-            recorded.read | (recorded.of_batch.read if recorded.of_batch else {})
-        )
 
     def _make_table(self) -> None:
         """Make the buffers that the formula reads; a loss that adapts has some."""
 
-    def _formula(self, rows: Rows) -> Any:
-        return LOSSES[self.name].formula(rows, **self._values)
+    def arguments(self, ce: Tensor) -> Mapping[str, Any]:
+        """The keyword arguments of the formula: the hyperparameters, and a table if the loss has one."""
+        return self._values
+
+    # ---- The formulas, as `engine` calls them ----
+
+    @property
+    def row_formula(self) -> Formula | None:
+        """The formula if it gives the terms of single rows by itself, so that a kernel can evaluate it."""
+        entry = LOSSES[self.name]
+        return None if entry.by_autograd or entry.needs_all_rows else entry.formula
+
+    def row_values(self, numbers: Sequence[Any]) -> Tensor:
+        """The value of each row, (N,), for its numbers."""
+        entry = LOSSES[self.name]
+        if entry.rows is not None:
+            return entry.rows(numbers[0], **self._values)[0]
+        found = entry.formula(*numbers, **self.arguments(numbers[0]))
+        return found if entry.by_autograd else found[0]
+
+    def row_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
+        """The value of each row, and its derivatives by the numbers that it is a function of."""
+        entry = LOSSES[self.name]
+        if entry.rows is not None:
+            value, *slopes = entry.rows(numbers[0], **self._values)
+        elif entry.by_autograd:
+            return _differentiated(self.row_values, numbers)
+        else:
+            value, *slopes = entry.formula(*numbers, **self.arguments(numbers[0]))
+        return value, slopes
+
+    def penalty(self, numbers: Sequence[Any]) -> Tensor:
+        """The penalty on the batch, or on that of all processes."""
+        entry = LOSSES[self.name]
+        if self.gather is not None:
+            # Rows that are filled up with 0 count as ignored.
+            gathered, _ = self.gather([own.to(numbers[0].dtype) for own in numbers])
+            pairs = zip(gathered, numbers, strict=True)
+            numbers = [of_all.to(own.dtype) for of_all, own in pairs]
+        found = entry.formula(*numbers, **self._values)
+        return found if entry.by_autograd else found[0]
+
+    def penalty_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
+        """The penalty, and its derivatives by the numbers of this process."""
+        entry = LOSSES[self.name]
+        # The derivatives by gathered rows are sums over the processes, which `gather` itself collects.
+        if entry.by_autograd or self.gather is not None:
+            return _differentiated(self.penalty, numbers)
+        value, *slopes = entry.formula(*numbers, **self._values)
+        return value, slopes
 
     def extra_repr(self) -> str:
         return ", ".join(
@@ -321,31 +376,83 @@ class CalibrationLoss(nn.Module):
             A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64. If the logit of a
             label is -inf, the value is the loss's limit, mostly infinity with cross entropy's gradient; never NaN.
         """
-        causal = (
-            "CausalLM" in type(logits).__name__ and not torch.compiler.is_compiling()
-        )
-        if causal and labels.shape == logits.logits.shape[:2]:
-            message = "These are logits of a causal language model with equally many labels. Unless they were "
-            message += "shifted by one position, the model learns to copy its input. Use CalibrationTrainer, "
-            warnings.warn(
-                message + "which shifts them, or pass logits[:, :-1], labels[:, 1:].",
-                stacklevel=4,
-            )
-        logits = logits_of(logits)
+        if not isinstance(logits, Tensor):
+            _warn_if_not_shifted(logits, labels)
+            logits = logits_of(logits)
         multi_label = self._check(logits, labels)
-        self._check_reduction(reduction)
-        check_items(num_items_in_batch, reduction, labels)
+        if reduction != "mean":
+            self._check_reduction(reduction)
+        if num_items_in_batch is not None:
+            check_items(num_items_in_batch, reduction, labels)
+        compute = self._of_decisions if multi_label else self._of_rows
+        if not torch.is_autocast_enabled(logits.device.type):
+            return compute(logits, labels, reduction, num_items_in_batch)
         with _without_autocast(logits):
-            if multi_label:
-                numbers, shares = decision_statistics(logits, labels, self._reads)
-                return self._reduced(
-                    numbers, labels, reduction, num_items_in_batch, shares
-                )
-            labels = labels.long()
-            numbers = row_statistics(
-                logits.flatten(0, -2), labels.flatten(), self._reads, self._own_slope
-            )
-            return self._reduced(numbers, labels, reduction, num_items_in_batch)
+            return compute(logits, labels, reduction, num_items_in_batch)
+
+    def _of_rows(
+        self, logits: Tensor, labels: Tensor, reduction: str, items: Divisor
+    ) -> Tensor:
+        """The loss of a problem with one label per row."""
+        flat = labels.flatten().long()
+        try:
+            own = self._reduction(flat, wide(logits), reduction, items)
+            value = reduced(logits.flatten(0, -2), flat, own)
+        except (IndexError, RuntimeError) as error:
+            # PyTorch's own error names no label.
+            name_wrong_label(flat, logits.shape[-1], error)
+            raise
+        return value.view(labels.shape) if reduction == "none" else value
+
+    def _of_decisions(
+        self, logits: Tensor, labels: Tensor, reduction: str, items: Divisor
+    ) -> Tensor:
+        """The loss of a multi-label problem, by autograd."""
+        decisions = Decisions(logits, labels, self.reads)
+        if not is_traced():
+            check_shares(decisions.shares, labels)
+        weights = self.row_weights(labels).to(decisions.shares).flatten()
+        divisor = divisor_of(weights, weights.dtype, reduction, items)
+        shares = decisions.shares * (weights / divisor).repeat(2)
+        values = self.row_values(decisions.numbers) * shares
+        if reduction == "none":
+            return values.view(2, -1).sum(0).view(labels.shape)
+        return values.sum()
+
+    def _reduction(
+        self, labels: Tensor, dtype: torch.dtype, reduction: str, items: Divisor
+    ) -> Reduction:
+        """The shares of the rows with these labels (N,) in the value, and the factor of the batch's penalty."""
+        summed = reduction != "none"
+        is_mean = reduction == "mean" and items is None
+        if is_mean and self._counts_all(labels):
+            share = 1 / len(labels)
+            shares = torch.full(labels.shape, share, dtype=dtype)
+            scale = torch.ones((), dtype=dtype) if self.couples_batch else None
+            return Reduction(self, shares, scale, summed, None)
+        weights = self.row_weights(labels)
+        of_classes = None
+        if self.class_weights is not None:
+            weights = weights.to(dtype)
+            of_classes = self.class_weights.to(labels.device, dtype)
+        divisor = divisor_of(weights, dtype, reduction, items)
+        shares = weights / divisor
+        scale = None
+        if self.couples_batch:
+            rows = weights.sum(dtype=dtype)
+            if self.gather is not None:
+                (all_weights,), processes = self.gather([weights.to(dtype)])
+                rows = all_weights.sum() / processes
+            scale = rows / divisor
+        return Reduction(self, shares, scale, summed, of_classes)
+
+    def _counts_all(self, labels: Tensor) -> bool:
+        """Whether all rows are known to count equally; only few labels on the CPU are looked at."""
+        if self.class_weights is not None or self.gather is not None:
+            return False
+        if not (0 < len(labels) <= FEW_ROWS and labels.device.type == "cpu"):
+            return False
+        return not is_traced() and IGNORE_INDEX not in labels.tolist()
 
     def from_log_probs(
         self,
@@ -374,12 +481,10 @@ class CalibrationLoss(nn.Module):
             >>> make_loss("focal", gamma=2.0).from_log_probs(torch.tensor([0.8808, 0.5]).log())
             tensor(0.0875)
         """
-        counts = (
-            torch.ones_like(log_probs, dtype=torch.bool)
-            if mask is None
-            else mask.bool()
-        )
-        given = {
+        counts = torch.ones_like(log_probs, dtype=torch.bool)
+        if mask is not None:
+            counts = mask.bool()
+        given: dict[str, Any] = {
             "log_probs": log_probs,
             "entropy": entropy,
             "log_sum_sq_probs": log_sum_sq_probs,
@@ -390,82 +495,84 @@ class CalibrationLoss(nn.Module):
                 _refuse(f"{name} to have the shape of log_probs", got, "pass one a row")
         self._check_kept(given)
         self._check_reduction(reduction)
-        counted = torch.where(counts, 0, IGNORE_INDEX)
-        check_items(num_items_in_batch, reduction, counted)
+        labels = torch.where(counts, 0, IGNORE_INDEX)
+        if num_items_in_batch is not None:
+            check_items(num_items_in_batch, reduction, labels)
 
-        def wide(kept: Tensor) -> Tensor:
+        def counted(kept: Tensor) -> Tensor:
             # A row that does not count may contain any value, also NaN, and has no gradient.
-            return (
-                (kept if kept.dtype == torch.float64 else kept.float())
-                .where(counts, 0)
-                .flatten()
-            )
+            return kept.to(wide(kept)).where(counts, 0).flatten()
 
         with _without_autocast(log_probs):
-            numbers: Numbers = {CROSS_ENTROPY: -wide(log_probs)}
-            if entropy is not None:
-                numbers[defined.Entropy()] = wide(entropy)
-            if log_sum_sq_probs is not None:
-                # The sum excludes the label. It is inaccurate if the label has nearly all the probability.
-                squares = wide(log_sum_sq_probs).exp() - (2 * wide(log_probs)).exp()
-                numbers[defined.OtherPowers(2.0)] = squares.clamp_min(0)
-            return self._reduced(numbers, counted, reduction, num_items_in_batch)
+            log_p = counted(log_probs)
+            numbers: list[Any] = [-log_p]
+            for statistic in self.reads:
+                if isinstance(statistic, defined.Constant):
+                    numbers.append(statistic.number)
+                elif isinstance(statistic, defined.Entropy):
+                    numbers.append(counted(given["entropy"]))
+                else:
+                    # The sum excludes the label. It is inaccurate if the label has nearly all the probability.
+                    squares = counted(given["log_sum_sq_probs"]).exp()
+                    others = squares - (2 * log_p).exp()
+                    numbers.append(others.clamp_min(0))
+            self._check_slopes(numbers, given)
+            flat = labels.flatten()
+            own = self._reduction(flat, log_p.dtype, reduction, num_items_in_batch)
+            value = own.value(numbers)
+        return value.view(labels.shape) if reduction == "none" else value
 
     def _check_kept(self, given: Mapping[str, Any]) -> None:
         """Raise for a loss that cannot be computed from these statistics."""
         way_out = "call it on logits, or linear_calibration_loss, or use focal, which needs only log_probs"
-        others = ", ".join(
-            type(each).__name__
-            for each in self._reads[1:]
-            if each not in KEPT_BY_A_HEAD
-        )
+        read = [each for each in self.reads if not isinstance(each, defined.Constant)]
+        others = [type(each).__name__ for each in read if each not in KEPT_BY_A_HEAD]
         refused = {
             "couples the batch": self.couples_batch,
             "has class weights": self.class_weights is not None,
             "is multi-label": self.multi_label,
             "reads the labels": self.reads_labels,
-            f"reads {others}": others,
+            f"reads {', '.join(others)}": bool(others),
         }
+        requirement = "loss to be a formula of log_probs, entropy and log_sum_sq_probs"
         for reason, holds in refused.items():
-            requirement = (
-                "loss to be a formula of log_probs, entropy and log_sum_sq_probs"
-            )
             check(not holds, requirement, f"{self.name!r}, which {reason}", way_out)
-        for statistic in self._reads[1:]:
+        for statistic in read:
             name = KEPT_BY_A_HEAD[statistic]
-            check(
-                given[name] is not None,
-                f"{name} to be given for loss {self.name!r}",
-                None,
-                way_out,
-            )
-            if given["log_probs"].requires_grad and not given[name].requires_grad:
-                recorded = RecordingRows(self)
-                value = self._formula(recorded).sum()
-                (slope,) = torch.autograd.grad(
-                    value, recorded.read[statistic], allow_unused=True
-                )
-                got = "one without (TRL's log_sum_sq_probs has none)"
-                requirement = f"{name} to have a gradient for loss {self.name!r}"
-                check(slope is None, requirement, got, f"{way_out}, or bsce_gra")
+            requirement = f"{name} to be given for loss {self.name!r}"
+            check(given[name] is not None, requirement, None, way_out)
+
+    def _check_slopes(self, numbers: Sequence[Any], given: Mapping[str, Any]) -> None:
+        """Raise if a statistic has no gradient, by which the loss has one."""
+        if not given["log_probs"].requires_grad:
+            return
+        with torch.no_grad():
+            _, (_, *slopes) = self.row_terms(numbers)
+        for statistic, slope in zip(self.reads, slopes, strict=True):
+            name = KEPT_BY_A_HEAD.get(statistic)
+            if name is None or given[name].requires_grad:
+                continue
+            is_constant = isinstance(slope, float) and slope == 0
+            requirement = f"{name} to have a gradient for loss {self.name!r}"
+            got = "one without (TRL's log_sum_sq_probs has none)"
+            way_out = "call it on logits, or linear_calibration_loss, or use focal, which needs only log_probs"
+            check(is_constant, requirement, got, f"{way_out}, or bsce_gra")
 
     def normalizer(self, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the divisor of the mean: the number of rows not ignored, or the sum of their class weights."""
         if self.class_weights is not None and not labels.is_floating_point():
             check_labels(labels.flatten(), len(self.class_weights), of_weights=True)
-        return self._row_weights(labels).sum(dtype=dtype)
+        return self.row_weights(labels).sum(dtype=dtype)
 
-    def _row_weights(self, labels: Tensor) -> Tensor:
+    def row_weights(self, labels: Tensor) -> Tensor:
         """The class weight of each row, or of each decision if multi-label; True without weights, 0 if ignored."""
         counts = labels != IGNORE_INDEX
         if self.class_weights is None:
             return counts
         weights = self.class_weights.to(labels.device)
-        return counts * (
-            weights
-            if labels.is_floating_point()
-            else weights[labels.long().clamp_min(0)]
-        )
+        if not labels.is_floating_point():
+            weights = weights[labels.long().clamp_min(0)]
+        return counts * weights
 
     def _check(self, logits: Tensor, labels: Tensor) -> bool:
         """Check shapes and dtypes without waiting for the device; return whether the problem is multi-label."""
@@ -559,55 +666,51 @@ class CalibrationLoss(nn.Module):
                 f"{self.name} has no loss per example",
             )
 
-    def _reduced(
-        self,
-        numbers: Numbers,
-        labels: Tensor,
-        reduction: str,
-        items: Divisor,
-        shares: Tensor | None = None,
-    ) -> Tensor:
-        """The formula's values of rows, or their sum or mean; `shares` are those of a decision's two outcomes."""
-        flat = labels.flatten()
-        dtype = numbers[CROSS_ENTROPY].dtype
-        penalty = None
-        if self.couples_batch:
-            own = self._row_weights(labels).flatten().to(dtype)
-            batch = None
-            rows = own.sum()
-            if self.gather is not None:
-                # Rows that are filled up with 0 count as ignored.
-                shifted = (flat - IGNORE_INDEX).to(dtype)
-                (*found, all_own, all_shifted), processes = self.gather(
-                    [*numbers.values(), own, shifted]
-                )
-                all_labels = all_shifted.long() + IGNORE_INDEX
-                batch = Rows(dict(zip(numbers, found, strict=True)), all_labels, self)
-                rows = all_own.sum() / processes
-            values, mean = self._formula(Rows(numbers, flat, self, batch))
-            penalty = mean * rows
-        else:
-            values = self._formula(Rows(numbers, flat, self))
-        if shares is not None:
-            values = (values * shares).view(2, -1).sum(0)
-        is_mean = reduction == "mean" and items is None
-        # For few labels, this search in Python takes less time than the operations that it saves.
-        few = (
-            0 < len(flat) <= FEW_ROWS and flat.device.type == "cpu" and not is_traced()
+
+def _differentiated(
+    function: Callable[[Sequence[Any]], Tensor], numbers: Sequence[Any]
+) -> tuple[Tensor, Sequence[Any]]:
+    """The value of a function of the numbers, and the derivatives of its sum by autograd."""
+    leaves = []
+    for number in numbers:
+        leaf = number.detach()
+        leaves.append(leaf.requires_grad_(leaf.is_floating_point()))
+    with torch.enable_grad():
+        value = function(leaves)
+        found = torch.autograd.grad(
+            value.sum(),
+            [leaf for leaf in leaves if leaf.requires_grad],
+            materialize_grads=True,
         )
-        plain = is_mean and penalty is None and self.class_weights is None
-        if plain and few and IGNORE_INDEX not in flat.tolist():
-            return values.mean()
-        weights = self._row_weights(labels).flatten()
-        if self.class_weights is not None:
-            values = values * weights
-        if reduction == "none":
-            return values.view(labels.shape)
-        total = values.sum() if penalty is None else values.sum() + penalty
-        if not is_mean:
-            return total if items is None else over_items(total, items)
-        divisor = weights.sum(dtype=dtype)
-        return total / divisor.clamp_min(tiny(divisor))  # 0 where no row counts
+    slopes = iter(found)
+    by_numbers = [next(slopes) if leaf.requires_grad else 0.0 for leaf in leaves]
+    return value.detach(), by_numbers
+
+
+def _checked_weights(class_weights: Any) -> Tensor:
+    """The class weights (C,) in float32; raise unless they are finite positive numbers."""
+    try:
+        device = getattr(class_weights, "device", None)
+        weights = torch.tensor(numbers_of(class_weights), device=device)
+    except (TypeError, ValueError, OverflowError):
+        weights = torch.empty(0)
+    # In float32 a number may become 0 or infinite.
+    is_weight = weights.isfinite() & (weights > 0)
+    fits = len(weights) > 0 and bool(is_weight.all())
+    requirement = "class_weights to be (C,) finite positive numbers"
+    check(fits, requirement, class_weights, "one per class")
+    return weights
+
+
+def _warn_if_not_shifted(outputs: Any, labels: Any) -> None:
+    """Warn of the output of a causal language model with as many labels as positions."""
+    if torch.compiler.is_compiling() or "CausalLM" not in type(outputs).__name__:
+        return
+    if labels.shape == outputs.logits.shape[:2]:
+        message = "These are logits of a causal language model with equally many labels. Unless they were "
+        message += "shifted by one position, the model learns to copy its input. Use CalibrationTrainer, "
+        message += "which shifts them, or pass logits[:, :-1], labels[:, 1:]."
+        warnings.warn(message, stacklevel=5)
 
 
 def _refuse(requirement: str, got: object, way_out: str) -> NoReturn:
@@ -615,10 +718,8 @@ def _refuse(requirement: str, got: object, way_out: str) -> NoReturn:
     raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
 
 
-def check_items(items: Divisor, reduction: str, labels: Tensor) -> None:
+def check_items(items: Tensor | float, reduction: str, labels: Tensor) -> None:
     """Raise for a divisor of the sum that is no number of rows, without waiting for a device."""
-    if items is None:
-        return
     requirement = "num_items_in_batch to be a finite number, at least 0"
     way_out = "pass the number of rows in the whole accumulated batch"
     if reduction != "mean":
@@ -637,6 +738,19 @@ def check_items(items: Divisor, reduction: str, labels: Tensor) -> None:
         _refuse(requirement, number, way_out)
     if number == 0 and bool((labels != IGNORE_INDEX).any()):
         _refuse("num_items_in_batch to count the rows of this batch", 0, way_out)
+
+
+def divisor_of(
+    weights: Tensor, dtype: torch.dtype, reduction: str, items: Divisor
+) -> Tensor:
+    """The divisor of a sum over rows with these weights, a scalar; above 0 also if no row counts."""
+    if items is not None:
+        divisor = torch.as_tensor(items, dtype=dtype).to(weights.device).reshape(())
+    elif reduction == "mean":
+        divisor = weights.sum(dtype=dtype)
+    else:
+        return torch.ones((), dtype=dtype, device=weights.device)
+    return divisor.clamp_min(tiny(divisor))
 
 
 def over_items(total: Tensor, items: Tensor | float) -> Tensor:

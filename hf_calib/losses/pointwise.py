@@ -1,4 +1,8 @@
-r"""Losses of single rows, each a formula of the row's statistics.
+# mypy: disable-error-code="no-untyped-def"
+r"""Losses of single rows, each a formula of the row's numbers: its value, and its derivative by each of them.
+
+In a formula ce is the cross entropy CE of the label, and p = exp(-CE) its probability, so dp/dCE = -p. The gradient by
+the logits follows from the numbers' own, which `statistics` computes.
 
 $p_y$ is the probability of the label; $e_y$ is 1 at the label and 0 elsewhere. A loss is proper if its expectation is
 lowest at the true probabilities; here only cross entropy and the Brier score are. docs/papers/index.md has the papers.
@@ -6,17 +10,25 @@ lowest at the true probabilities; here only cross entropy and the Brier score ar
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from hf_calib._errors import check
-from hf_calib.losses.loss import LOSSES, CalibrationLoss, Shared, loss
+from hf_calib.losses.arithmetic import (
+    constant,
+    exp,
+    expm1,
+    look_up,
+    plus_product,
+    possible,
+    power_of,
+    two_powers,
+    weighted,
+)
+from hf_calib.losses.loss import loss
 from hf_calib.losses.ranges import (
     AtLeastOne,
     Gammas,
@@ -26,12 +38,17 @@ from hf_calib.losses.ranges import (
     Share,
     Thresholds,
 )
-from hf_calib.losses.rows import Rows, focal_term, modulate, power_of, weighted
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-P = ParamSpec("P")
+from hf_calib.losses.statistics.definitions import (
+    Constant,
+    Entropy,
+    LogitNorm,
+    LogProbs,
+    MeanLogProb,
+    OtherPowers,
+    Rival,
+    Statistic,
+)
+from hf_calib.losses.tables import TableLoss
 
 # Above this gamma the gradient of the inverse focal loss changes sign near p = 0.28 and lowers p_y.
 MAX_INVERSE_GAMMA = 3.59
@@ -57,48 +74,8 @@ def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
     )
 
 
-def _steps(p: Tensor, thresholds: Sequence[float], gammas: Sequence[float]) -> Tensor:
-    """The gamma of the interval [low, high) between the rising thresholds that contains p."""
-    gamma = torch.full_like(p, gammas[0])
-    for threshold, value in zip(thresholds, gammas[1:], strict=True):
-        gamma = gamma.masked_fill(p >= threshold, value)
-    return gamma
-
-
-def _brier_norm(r: Rows, gamma: float, norm: float) -> Tensor:
-    """||p - e_y||_norm ** gamma."""
-    return power_of(r.others(norm) + power_of(r.rest, norm), gamma / norm)
-
-
-def _gradient_form(
-    of: Callable[P, CalibrationLoss],
-    title: str,
-    weight: Callable[..., Tensor],
-    note: str = "",
-) -> Callable[P, CalibrationLoss]:
-    """A loss named `_gra` with the weight of another loss on the gradient only, and with the same options.
-
-    The note is a sentence on this loss alone; the options are documented in words that hold for both losses.
-    """
-    twin = LOSSES[of.__name__]
-    formula: Any = wraps(twin.formula)(
-        lambda r, **values: weighted(weight(r, **values).detach(), r.ce)
-    )
-    name = formula.__name__ = formula.__qualname__ = f"{twin.name}_gra"
-    of_twin = inspect.getdoc(twin.formula) or ""
-    formula.__doc__ = (
-        f"{title}: cross entropy whose gradient is scaled by the weight of `{twin.name}`.\n\n"
-        "The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's\n"
-        f"probability.{note}\n\n"
-        "$$L = -w \\log p_y, \\qquad \\frac{\\partial L}{\\partial z} = w\\, (p - e_y)$$\n\n"
-        f"{of_twin[of_twin.index('Args:') :].replace(f'{twin.name}(', f'{name}(')}"
-    )
-    source = "Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3"
-    return loss(source=source, multi_label=twin.multi_label, check=twin.check)(formula)
-
-
 @loss(multi_label=True)
-def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
+def cross_entropy(ce):
     r"""Cross entropy: the baseline to beat, followed by a post-hoc calibrator such as `TemperatureScaling`.
 
     It equals `F.cross_entropy` of class indices and needs less time and memory for large logits. After long training
@@ -110,13 +87,15 @@ def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
         >>> cross_entropy()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.4100)
     """
-    return r.ce
+    return ce, 1.0
 
 
-@loss(source="Szegedy et al. 2016, section 7", multi_label=True)
-def label_smoothing(
-    r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared]
-) -> Tensor:
+@loss(
+    source="Szegedy et al. 2016, section 7",
+    reads=lambda smoothing: [MeanLogProb() if smoothing else Constant(0.0)],
+    multi_label=True,
+)
+def label_smoothing(ce, mean_log_prob, *, smoothing: Share = 0.05):
     r"""Label smoothing: cross entropy with labels that give a share ε to all classes equally.
 
     It is the simplest way to limit over-confidence, and is the same for every example; `focal` depends on p_y. As in
@@ -131,13 +110,17 @@ def label_smoothing(
         >>> label_smoothing(smoothing=0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor(0.2269)
     """
-    if smoothing in (0, 1):  # 0 times the infinite term of a masked class would be NaN
-        return -r.mean_log_prob if smoothing else r.ce
-    return (1 - smoothing) * r.ce - smoothing * r.mean_log_prob
+    # 0 times the infinite term of a masked class, or of an impossible label, would be NaN.
+    if smoothing == 0:
+        return ce, 1.0, 0.0
+    if smoothing == 1:
+        return -mean_log_prob, 0.0, -1.0
+    own = 1 - smoothing
+    return own * ce - smoothing * mean_log_prob, own, -smoothing
 
 
-@loss(source="Brier 1950", multi_label=True)
-def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
+@loss(source="Brier 1950", reads=lambda: [OtherPowers(2.0)], multi_label=True)
+def brier(ce, others):
     r"""Brier score: the squared distance of the probabilities from the label.
 
     It is proper like `cross_entropy`, but bounded by 2: outliers and wrong labels count for less, and learning is slow
@@ -149,11 +132,26 @@ def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
         >>> brier()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.2642)
     """
-    return r.others(2.0) + r.rest.square()
+    # The label's own term is (1 - p)^2.
+    log_p = -ce
+    rest = -expm1(log_p)
+    by_ce = 2 * rest * exp(log_p)
+    return others + rest * rest, by_ce, 1.0
+
+
+def focal_term(ce, log_p, base, gamma):
+    """The value w CE with the weight w = base^γ, and its derivative by CE, for base = 1 - p or 1 + p.
+
+    Both have d base / dCE = 1 - base. Therefore dw/dCE = γ base^(γ - 1) (1 - base) = γ (base^(γ - 1) - w).
+    """
+    weight, lower = two_powers(base, gamma)
+    # By the product rule, w + CE dw/dCE.
+    by_ce = plus_product(weight, gamma, weight - lower, possible(log_p))
+    return weighted(ce, weight), by_ce
 
 
 @loss(source="Lin et al. 2017, Eq. 4; Mukhoti et al. 2020", multi_label=True)
-def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Tensor:
+def focal(ce, *, gamma: NonNegative = 3.0):
     r"""Focal loss: cross entropy with a lower weight for examples whose label is already probable.
 
     It is the usual first choice against over-confidence in long runs. After short fine-tuning the model is
@@ -170,25 +168,53 @@ def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Ten
         >>> focal(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.0875)
     """
-    return focal_term(r.ce, gamma)
+    log_p = -ce
+    rest = -expm1(log_p)  # 1 - p
+    return focal_term(ce, log_p, rest, gamma)
 
 
-focal_gra = _gradient_form(
-    focal,
-    "FL-GRA",
-    lambda r, gamma: modulate(r.rest, gamma),
-    " With gamma = 3, two classes and a posterior of 0.7 the limit is 0.553, 1 / (1 + (3/7)^(1/4)).",
-)
+@loss(source="Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3", multi_label=True)
+def focal_gra(ce, *, gamma: NonNegative = 3.0):
+    r"""FL-GRA: cross entropy whose gradient is scaled by the weight of `focal`.
+
+    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
+    probability. With gamma = 3, two classes and a posterior of 0.7 the limit is 0.553, 1 / (1 + (3/7)^(1/4)).
+
+    $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
+
+    Args:
+        gamma: γ >= 0; at 0 the loss is cross entropy.
+
+    Example:
+        >>> focal_gra(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.0875)
+    """
+    weight = constant(power_of(-expm1(-ce), gamma))
+    return weight * ce, weight
 
 
-@loss(source="Mukhoti et al. 2020", check=_check_steps)
+class StepsLoss(TableLoss):
+    """A loss whose gamma is a step function of the label's probability."""
+
+    def _make_table(self) -> None:
+        self._thresholds = torch.tensor(self._values["thresholds"], dtype=torch.float64)
+        self._gammas = torch.tensor(self._values["gammas"], dtype=torch.float64)
+
+    def _bins(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._thresholds, self._gammas
+
+    def _sources(self) -> tuple[torch.Tensor, ...]:
+        return self._bins()
+
+
+@loss(source="Mukhoti et al. 2020", check=_check_steps, module=StepsLoss)
 def flsd(
-    r: Rows,
+    ce,
     *,
+    table,
     thresholds: Thresholds = (0.2,),
     gammas: Gammas = (5.0, 3.0),
-    **shared: Unpack[Shared],
-) -> Tensor:
+):
     r"""FLSD-53: focal loss with a larger gamma for improbable labels.
 
     Gamma is a fixed function of p_y. `adafocal` fits it to held-out predictions; `focal` has one gamma for all.
@@ -204,20 +230,52 @@ def flsd(
         >>> flsd()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.6071)
     """
-    return focal_term(r.ce, _steps(r.p, thresholds, gammas))
+    log_p = -ce
+    rest = -expm1(log_p)
+    gamma = look_up(table, exp(log_p))
+    return focal_term(ce, log_p, rest, gamma)
 
 
-flsd_gra = _gradient_form(
-    flsd,
-    "FLSD-GRA",
-    lambda r, thresholds, gammas: modulate(r.rest, _steps(r.p, thresholds, gammas)),
+@loss(
+    source="Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3",
+    check=_check_steps,
+    module=StepsLoss,
 )
+def flsd_gra(
+    ce,
+    *,
+    table,
+    thresholds: Thresholds = (0.2,),
+    gammas: Gammas = (5.0, 3.0),
+):
+    r"""FLSD-GRA: cross entropy whose gradient is scaled by the weight of `flsd`.
+
+    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
+    probability.
+
+    $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
+
+    Args:
+        thresholds: the values of p_y at which gamma changes and the weight jumps: numbers in [0, 1], strictly rising.
+            An interval contains its lower end. The authors' code has `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
+        gammas: γ >= 0 for each interval, one more than thresholds.
+
+    Example:
+        >>> flsd_gra()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.6071)
+    """
+    log_p = -ce
+    gamma = look_up(table, exp(log_p))
+    weight = constant(power_of(-expm1(log_p), gamma))
+    return weight * ce, weight
 
 
-@loss(source="Wang et al. 2021", check=lambda gamma: warn_of_inverse_gamma(gamma))
-def inverse_focal(
-    r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]
-) -> Tensor:
+@loss(
+    source="Wang et al. 2021",
+    multi_label=True,
+    check=lambda gamma: warn_of_inverse_gamma(gamma),
+)
+def inverse_focal(ce, *, gamma: NonNegative = 2.0):
     r"""Inverse focal loss: cross entropy with a higher weight for examples whose label is probable.
 
     It is the opposite of `focal`, for models that end under-confident, or whose over-confidence a post-hoc calibrator
@@ -232,17 +290,34 @@ def inverse_focal(
         >>> inverse_focal(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(1.0043)
     """
-    return focal_term(r.ce, -gamma)
+    log_p = -ce
+    return focal_term(ce, log_p, 1 + exp(log_p), gamma)
 
 
-@loss(source="Tao et al. 2023 (DFL), Eq. 3 and Table 4")
+def rival_or_number(rival: Any, **values: Any) -> list[Statistic]:
+    return [Constant(rival) if isinstance(rival, float) else Rival(rival)]
+
+
+def dual_focal_term(ce, log_p, rest, q, gamma):
+    """The value w CE with w = (1 - p + q)^γ, where rest = 1 - p, and its derivatives by CE and q.
+
+    dw/dq = γ (1 - p + q)^(γ - 1), and dw/dCE = p dw/dq.
+    """
+    base = rest + q
+    weight, lower = two_powers(base, gamma)
+    by_q = -gamma * lower * possible(log_p)
+    by_ce = plus_product(weight, 1.0, by_q, exp(log_p))
+    return weighted(ce, weight), by_ce, by_q
+
+
+@loss(source="Tao et al. 2023 (DFL), Eq. 3 and Table 4", reads=rival_or_number)
 def dual_focal(
-    r: Rows,
+    ce,
+    q,
     *,
     gamma: NonNegative = 5.0,
     rival: RankOrNumber = "next",
-    **shared: Unpack[Shared],
-) -> Tensor:
+):
     r"""Dual focal loss (DFL): focal loss whose weight depends on the label's margin over its rival.
 
     The weight of `focal` depends on p_y only, which leads to under-confidence. As in the authors' code, q_j has a
@@ -260,24 +335,51 @@ def dual_focal(
         >>> dual_focal(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.3126)
     """
-    return weighted(modulate(r.rest + r.rival(rival), gamma), r.ce)
+    log_p = -ce
+    rest = -expm1(log_p)
+    return dual_focal_term(ce, log_p, rest, q, gamma)
 
 
-dual_focal_gra = _gradient_form(
-    dual_focal,
-    "DFL-GRA",
-    lambda r, gamma, rival: modulate(r.rest + r.rival(rival), gamma),
+@loss(source="Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3", reads=rival_or_number)
+def dual_focal_gra(
+    ce,
+    q,
+    *,
+    gamma: NonNegative = 5.0,
+    rival: RankOrNumber = "next",
+):
+    r"""DFL-GRA: cross entropy whose gradient is scaled by the weight of `dual_focal`.
+
+    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
+    probability.
+
+    $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
+
+    Args:
+        gamma: γ >= 0; at 0 the loss is cross entropy. Tao et al. use 5 for ResNet-50 on CIFAR, and 2.3 to 6.1 in all.
+        rival: definition of q_j (Table 4). Among the classes below the label: "next" (Eq. 3), "second", "third", or a
+            mean: "mean2", "mean3", "mean_all". Or a number in [0, 1), the paper's "fixed dual logit".
+
+    Example:
+        >>> dual_focal_gra(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.3126)
+    """
+    weight = constant(power_of(q - expm1(-ce), gamma))
+    return weight * ce, weight, 0.0
+
+
+@loss(
+    source="Lin et al. 2025 (BSCE-GRA), Eq. 11",
+    reads=lambda norm, **_: [OtherPowers(norm)],
+    multi_label=True,
 )
-
-
-@loss(source="Lin et al. 2025 (BSCE-GRA), Eq. 11", multi_label=True)
 def bsce(
-    r: Rows,
+    ce,
+    others,
     *,
     gamma: NonNegative = 2.0,
     norm: AtLeastOne = 2.0,
-    **shared: Unpack[Shared],
-) -> Tensor:
+):
     r"""BSCE: cross entropy weighted by the generalised Brier score of the whole prediction.
 
     The weight of `focal` depends only on 1 - p_y; this weight also depends on the distribution over the other classes.
@@ -294,21 +396,63 @@ def bsce(
         >>> bsce(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.1751)
     """
-    return weighted(_brier_norm(r, gamma, norm), r.ce)
+    # u = s^(γ / β) with s = sum_{j != y} p_j^β + (1 - p)^β, and d(1 - p)^β / dCE = β (1 - p)^(β - 1) p.
+    log_p = -ce
+    rest = -expm1(log_p)
+    of_label, lower = two_powers(rest, norm)
+    s = others + of_label
+    u, lower_u = two_powers(s, gamma / norm)
+    by_s = -gamma / norm * lower_u * possible(log_p)
+    by_ce = plus_product(u, norm, by_s, lower * exp(log_p))
+    return weighted(ce, u), by_ce, by_s
 
 
-bsce_gra = _gradient_form(bsce, "BSCE-GRA", _brier_norm)
+@loss(
+    source="Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3",
+    reads=lambda norm, **_: [OtherPowers(norm)],
+    multi_label=True,
+)
+def bsce_gra(
+    ce,
+    others,
+    *,
+    gamma: NonNegative = 2.0,
+    norm: AtLeastOne = 2.0,
+):
+    r"""BSCE-GRA: cross entropy whose gradient is scaled by the weight of `bsce`.
+
+    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
+    probability.
+
+    $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
+
+    Args:
+        gamma: γ >= 0; at 0 the loss is cross entropy.
+        norm: order β >= 1 of the vector norm, as in the authors' code. Its default is 1, where u is 2^γ times the focal
+            weight. The paper's Eq. 11 has a sum of scalar norms, on which β has no effect; `norm=gamma` computes it.
+
+    Example:
+        >>> bsce_gra(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.1751)
+    """
+    of_label = power_of(-expm1(-ce), norm)
+    u = constant(power_of(others + of_label, gamma / norm))
+    return u * ce, u, 0.0
 
 
-@loss(source="Liang et al. 2024 (FCL), Def. 3.1", multi_label=True)
+@loss(
+    source="Liang et al. 2024 (FCL), Def. 3.1",
+    reads=lambda distance, **_: [OtherPowers(2.0 if distance == "l2" else 1.0)],
+    multi_label=True,
+)
 def focal_calibration(
-    r: Rows,
+    ce,
+    others,
     *,
     gamma: NonNegative = 3.0,
     brier_weight: NonNegative = 0.5,
     distance: Literal["l2", "l1"] = "l2",
-    **shared: Unpack[Shared],
-) -> Tensor:
+):
     r"""Focal calibration loss (FCL): focal loss plus the Brier score.
 
     The Brier term moves the minimum towards the posterior: with two classes, γ = 3 and a posterior of 0.7 it is at
@@ -326,16 +470,24 @@ def focal_calibration(
         >>> focal_calibration()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.1755)
     """
-    far = (
-        r.others(2.0) + r.rest.square() if distance == "l2" else r.others(1.0) + r.rest
-    )
-    return focal_term(r.ce, gamma) + brier_weight * far
+    log_p = -ce
+    rest = -expm1(log_p)
+    value, by_ce = focal_term(ce, log_p, rest, gamma)
+    p = exp(log_p)
+    if distance == "l2":
+        value = value + brier_weight * (others + rest * rest)
+        by_ce = plus_product(by_ce, 2 * brier_weight, rest, p)
+    else:
+        value = value + brier_weight * (others + rest)
+        by_ce = by_ce + brier_weight * p
+    return value, by_ce, brier_weight
 
 
-@loss(source="Pereyra et al. 2017, Eq. 2; the comparison study")
-def entropy_regularized(
-    r: Rows, *, entropy_weight: NonNegative = 0.1, **shared: Unpack[Shared]
-) -> Tensor:
+@loss(
+    source="Pereyra et al. 2017, Eq. 2; the comparison study",
+    reads=lambda entropy_weight: [Entropy()],
+)
+def entropy_regularized(ce, entropy, *, entropy_weight: NonNegative = 0.1):
     r"""Entropy regularisation (confidence penalty): cross entropy minus a multiple of the entropy of p.
 
     `label_smoothing` moves every class towards 1 / C; this loss hardly changes classes whose probability is nearly 0.
@@ -350,17 +502,21 @@ def entropy_regularized(
         >>> entropy_regularized(entropy_weight=0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor(0.0904)
     """
-    return r.ce - entropy_weight * r.entropy
+    return ce - entropy_weight * entropy, 1.0, -entropy_weight
 
 
-@loss(source="the comparison study, 2.3")
+@loss(
+    source="the comparison study, 2.3",
+    # 0 times an infinite norm would be NaN.
+    reads=lambda norm_weight, p: [LogitNorm(p) if norm_weight else Constant(0.0)],
+)
 def logit_norm(
-    r: Rows,
+    ce,
+    norm,
     *,
     norm_weight: NonNegative = 0.01,
     p: AtLeastOne = 1.0,
-    **shared: Unpack[Shared],
-) -> Tensor:
+):
     r"""Logit norm: cross entropy plus the norm of the logits, which keeps the logits and the confidence small.
 
     A shift of all logits changes this loss; `entropy_regularized` depends only on the probabilities.
@@ -375,19 +531,22 @@ def logit_norm(
         >>> logit_norm(norm_weight=0.01)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor(0.1469)
     """
-    if norm_weight == 0:  # 0 times an infinite norm would be NaN
-        return r.ce
-    return r.ce + norm_weight * r.logit_norm(p)
+    return ce + norm_weight * norm, 1.0, norm_weight
 
 
-@loss(source="Liu et al. 2022 (MbLS), Eq. 8")
+@loss(
+    source="Liu et al. 2022 (MbLS), Eq. 8",
+    # 0 times an infinite distance would be NaN.
+    reads=lambda margin_weight, margin: [LogProbs()] if margin_weight else [],
+    by_autograd=True,
+)
 def mbls(
-    r: Rows,
+    ce,
+    log_probs=None,
     *,
     margin_weight: NonNegative = 0.1,
     margin: NonNegative = 10.0,
-    **shared: Unpack[Shared],
-) -> Tensor:
+):
     r"""MbLS (margin-based label smoothing): cross entropy plus the excess of logit distances over a margin.
 
     `label_smoothing` reduces all distances between logits; this loss reduces only distances above the margin, so a
@@ -404,17 +563,17 @@ def mbls(
         >>> mbls(margin=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor(0.1769)
     """
-    if margin_weight == 0:  # 0 times an infinite distance would be NaN
-        return r.ce
-    masked = r.log_probs == -torch.inf
+    if log_probs is None:
+        return ce
+    masked = log_probs == -torch.inf
     # The differences of the log-probabilities are those of the logits.
-    distance = r.log_probs.amax(1, keepdim=True) - r.log_probs.masked_fill(masked, 0)
+    distance = log_probs.amax(1, keepdim=True) - log_probs.masked_fill(masked, 0)
     excess = torch.relu(distance - margin).masked_fill(masked, 0)
-    return r.ce + margin_weight * excess.sum(1) / (~masked).sum(1)
+    return ce + margin_weight * excess.sum(1) / (~masked).sum(1)
 
 
 @loss(source="Wu et al. 2025 (DFT), Eq. 9")
-def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
+def dft(ce):
     r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
 
     Use it to fine-tune a strong language model on answers that it could have given itself: improbable tokens hardly
@@ -427,11 +586,13 @@ def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
         >>> dft()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.2292)
     """
-    return weighted(r.p, r.ce)
+    log_p = -ce
+    p = constant(exp(log_p))
+    return -p * possible(log_p), p
 
 
 @loss(source="Li et al. 2025; Zhang and Sabuncu 2018, Eq. 6")
-def power(r: Rows, *, exponent: Positive = 1.0, **shared: Unpack[Shared]) -> Tensor:
+def power(ce, *, exponent: Positive = 1.0):
     r"""Power loss: one minus a power of the label's probability, between cross entropy and the probability.
 
     The larger the exponent, the less an improbable label counts. Use it for wrong labels, or to fine-tune a model with
@@ -447,4 +608,5 @@ def power(r: Rows, *, exponent: Positive = 1.0, **shared: Unpack[Shared]) -> Ten
         >>> power()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.3096)
     """
-    return -torch.expm1(-exponent * r.ce) / exponent
+    log_power = -exponent * ce
+    return -expm1(log_power) / exponent, exp(log_power)

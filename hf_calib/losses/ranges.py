@@ -52,7 +52,7 @@ def _number_or_infinity(value: Any) -> float:
     return math.inf if value in (math.inf, INFINITY, "Infinity") else _number(value)
 
 
-def numbers(value: Any) -> tuple[float, ...]:
+def numbers_of(value: Any) -> tuple[float, ...]:
     """The finite numbers of a sequence or array; raise TypeError or ValueError for anything else."""
     # Only the keys of a mapping would be read, a set has no order, and bytes are codes.
     if isinstance(value, Mapping | Set | bytes):
@@ -86,13 +86,13 @@ _whole = Hyperparameter(
 NumberOfBins = Annotated[int, _whole]
 _rising = Hyperparameter(
     "be numbers in [0, 1] in strictly rising order",
-    numbers,
+    numbers_of,
     lambda each: each == tuple(sorted(set(each))) and min(each) >= 0 and max(each) <= 1,
 )
 Thresholds = Annotated[Sequence[float], _rising]
 Gammas = Annotated[
     Sequence[float],
-    Hyperparameter("be numbers >= 0", numbers, lambda each: min(each) >= 0),
+    Hyperparameter("be numbers >= 0", numbers_of, lambda each: min(each) >= 0),
 ]
 _rank_or_number = Hyperparameter(
     f"be one of {', '.join(map(repr, RIVALS))}, or a number in [0, 1)",
@@ -117,11 +117,11 @@ def _declared(annotation: Any) -> Hyperparameter:
 
 
 def hyperparameters_of(formula: Callable[..., Any]) -> dict[str, Hyperparameter]:
-    """The hyperparameters that a formula declares between its rows and the arguments that all losses share."""
-    # Python 3.10 has no `Unpack`, which types the shared arguments.
-    annotations = get_type_hints(formula, localns={"Unpack": dict}, include_extras=True)
-    own = list(inspect.signature(formula).parameters.values())[1:-1]
-    return {
-        each.name: replace(_declared(annotations[each.name]), default=each.default)
-        for each in own
-    }
+    """The hyperparameters that a formula declares: its keyword-only arguments that have a default."""
+    annotations = get_type_hints(formula, include_extras=True)
+    found = {}
+    for each in inspect.signature(formula).parameters.values():
+        if each.kind is each.KEYWORD_ONLY and each.default is not each.empty:
+            declared = _declared(annotations[each.name])
+            found[each.name] = replace(declared, default=each.default)
+    return found

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from hf_calib._errors import InputTypeError, check, expected
-from hf_calib.losses.loss import CalibrationLoss, check_items, check_loss, over_items
+from hf_calib.losses.loss import CalibrationLoss, check_items, check_loss, divisor_of
+from hf_calib.losses.statistics.blocks import check_labels
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, wide
-from hf_calib.losses.statistics.door import check_labels
 
 # The number of logits in a chunk: small next to the head's weight, and large enough for an efficient product.
 CPU_CHUNK_ELEMENTS = 2**23
@@ -65,36 +65,32 @@ def linear_calibration_loss(
     True
     """
     _check(hidden, weight, labels, loss, bias, reduction)
-    check_items(num_items_in_batch, reduction, labels)
+    if num_items_in_batch is not None:
+        check_items(num_items_in_batch, reduction, labels)
     is_number = isinstance(softcap, Real | Tensor) and not isinstance(softcap, bool)
     fits = softcap is None or (is_number and 0 < softcap < math.inf)
     check(fits, "softcap to be above 0", softcap, "leave it out if there is none")
-    scale = (
-        None
-        if temperature is None
-        else _checked_temperature(temperature).to(hidden.device)
-    )
+    scale = None
+    if temperature is not None:
+        scale = _checked_temperature(temperature).to(hidden.device)
     device = hidden.device.type
+    head: list[Any] = [hidden.flatten(0, -2), weight, bias]
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
+        head = [None if each is None else each.to(dtype) for each in head]
     with torch.autocast(device, enabled=False):
         own = labels.flatten().long()
-        states = hidden.flatten(0, -2)
         counted = (own != IGNORE_INDEX).nonzero().squeeze(1)
-        if len(counted) < len(states):
-            states, own = states.index_select(0, counted), own.index_select(0, counted)
+        if len(counted) < len(own):
+            own = own.index_select(0, counted)
+            head[0] = head[0].index_select(0, counted)
         has_gradient = torch.is_grad_enabled()
         total: Tensor = _LinearLoss.apply(
-            loss, own, softcap, has_gradient, states, weight, bias, scale
+            loss, own, softcap, has_gradient, *head, scale
         )
-        if num_items_in_batch is not None:
-            return over_items(total, num_items_in_batch)
-        if reduction == "sum":
-            return total
-        items = loss.normalizer(labels.long(), total.dtype).to(total)
-        return total / items.where(items > 0, 1)
+        weights = loss.row_weights(labels)
+        items = num_items_in_batch
+        return total / divisor_of(weights, total.dtype, reduction, items)
 
 
 class _LinearLoss(torch.autograd.Function):
@@ -111,38 +107,37 @@ class _LinearLoss(torch.autograd.Function):
     ) -> Tensor:
         hidden, weight, bias, temperature = given
         dtype = wide(hidden)
-        needed = [has_gradient and need for need in ctx.needs_input_grad[4:]]
-        wanted = zip(given, needed, (hidden.dtype, dtype, dtype, dtype), strict=True)
-        found = [
-            torch.zeros_like(tensor, dtype=own) if need else None
-            for tensor, need, own in wanted
-        ]
+        found: list[Any] = [None] * 4
+        if has_gradient:
+            for i, tensor in enumerate(given):
+                if ctx.needs_input_grad[4 + i]:
+                    # Only the rows of the hidden states are not summed.
+                    own_dtype = dtype if i else hidden.dtype
+                    found[i] = torch.zeros_like(tensor, dtype=own_dtype)
         of_hidden, of_weight, of_bias, of_temperature = found
+        is_wanted = any(each is not None for each in found)
         total = torch.zeros((), dtype=dtype, device=hidden.device)
-        elements = (
-            CPU_CHUNK_ELEMENTS if hidden.device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
-        )
+        on_cpu = hidden.device.type == "cpu"
+        elements = CPU_CHUNK_ELEMENTS if on_cpu else DEVICE_CHUNK_ELEMENTS
         size = max(1, elements // len(weight))
         for start in range(0, len(hidden), size):
             rows = slice(start, start + size)
             states = hidden[rows]
-            product = linear(states, weight, bias)
+            logits = linear(states, weight, bias)
+            leaves = [logits.requires_grad_(is_wanted)]
             with torch.enable_grad():
-                leaves = [product.requires_grad_(any(needed))]
-                logits = (
-                    product
-                    if softcap is None
-                    else softcap * torch.tanh(product / softcap)
-                )
+                if softcap is not None:
+                    logits = softcap * torch.tanh(logits / softcap)
                 if temperature is not None:
-                    leaves.append(temperature.detach().requires_grad_(any(needed)))
+                    leaves.append(temperature.detach().requires_grad_(is_wanted))
                     logits = logits / leaves[1].to(logits.dtype)
                 value = loss(logits, labels[rows], reduction="sum")
             total += value.detach()
-            if not any(needed):
+            if not is_wanted:
                 continue
             slope, *of_scale = torch.autograd.grad(value, leaves)
-            del product, logits, value, leaves  # This avoids a third chunk in memory.
+            # This avoids a third chunk in memory.
+            del logits, value, leaves
             if of_hidden is not None:
                 torch.mm(slope, weight, out=of_hidden[rows])
             if of_weight is not None:
@@ -152,29 +147,27 @@ class _LinearLoss(torch.autograd.Function):
             if of_temperature is not None:
                 of_temperature += of_scale[0]
         ctx.found = found
-        ctx.dtypes = [tensor if tensor is None else tensor.dtype for tensor in given]
+        ctx.dtypes = [None if each is None else each.dtype for each in given]
         return total
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        if (
-            torch.is_grad_enabled()
-        ):  # With create_graph=True the gradients would count as constants.
-            way_out = "Compute the logits, and call the loss on them."
-            raise RuntimeError(
-                f"linear_calibration_loss has no gradients of gradients. {way_out}"
-            )
-        found, ctx.found = ctx.found, None
-        if found is None:
-            way_out = "Call it again, or add the losses up before backward."
-            raise RuntimeError(
-                f"An earlier backward pass already used the gradients of this loss. {way_out}"
-            )
-        pairs = zip(found, ctx.dtypes, strict=True)
-        scaled = (
-            None if gradient is None else gradient.mul_(slope).to(dtype)
-            for gradient, dtype in pairs
-        )
+        problem = None
+        if torch.is_grad_enabled():
+            # With create_graph=True the gradients would count as constants.
+            problem = "linear_calibration_loss has no gradients of gradients. Compute the logits, and call the loss "
+            problem += "on them."
+        elif ctx.found is None:
+            problem = "An earlier backward pass already used the gradients of this loss. Call it again, or add the "
+            problem += "losses up before backward."
+        if problem is not None:
+            raise RuntimeError(problem)
+        scaled = []
+        for gradient, dtype in zip(ctx.found, ctx.dtypes, strict=True):
+            if gradient is not None:
+                gradient = gradient.mul_(slope).to(dtype)
+            scaled.append(gradient)
+        ctx.found = None
         return (None, None, None, None, *scaled)
 
 

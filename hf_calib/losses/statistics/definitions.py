@@ -1,19 +1,24 @@
-"""Definitions of the row statistics: the value of each, and the terms of its gradient.
+"""Definitions of the statistics of rows: the value of each next to its derivative.
 
-The value is computed by plain operations, which autograd differentiates if the matrix is small. For a large matrix, the
-gradient of all statistics is one sum, which is written once, with coefficients per row:
+Let l = log softmax(z) for a row of logits z with label y, and p = exp(l). A statistic is a function of l, and its
+derivative by l, times a slope per row, is added to a matrix m (n, C). The gradient by z is then m - p * sum(m), in
+which m may be short of any multiple of p. `LogitNorm` is a function of z itself, so its derivative is by z.
 
-    dL/dz = p * (alpha + what each `factor` adds)  +  what each `add_to` adds
+The values are computed by differentiable operations; autograd's derivatives of them are the definition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+
+from hf_calib.losses.arithmetic import tiny
+
+if TYPE_CHECKING:
+    from hf_calib.losses.statistics.blocks import Block
 
 IGNORE_INDEX = -100
 # exp() of this is 0 in every dtype. It replaces -inf where -inf * 0 would be NaN.
@@ -30,278 +35,260 @@ RIVALS: dict[RivalRank, tuple[int, int] | None] = {
     "mean_all": None,
 }
 
-Numbers = dict[str, Tensor]  # Numbers per row, by name.
-
 
 def wide(logits: Tensor) -> torch.dtype:
     """The dtype of the computation."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def tiny(tensor: Tensor) -> float:
-    """The smallest normal number, below which a power has gradient 0 instead of infinity."""
-    return torch.finfo(tensor.dtype).tiny
-
-
-class Block:
-    """The quantities that statistics read, by differentiable operations on logits z (n, C); p = softmax(z).
-
-    The labels are a column (n, 1), 0 if ignored.
-    """
-
-    _predicted: Tensor | None = None
-
-    def __init__(self, z: Tensor, column: Tensor) -> None:
-        self.z = z
-        self.column = column
-        self.log_probs = torch.log_softmax(z, dim=1)
-
-    @property
-    def probs(self) -> Tensor:
-        return self.log_probs.exp()
-
-    def log_p(self, index: Tensor) -> Tensor:
-        """The log-probabilities of the classes with these indices (n, k)."""
-        return self.log_probs.gather(1, index)
-
-    def other_powers(self, power: float) -> Tensor:
-        """The sum (n,) of p^power over the classes except the label, accurate even if the label has all the mass."""
-        others = self.probs.scatter(1, self.column, 0)
-        return (
-            others.square() if power == 2 else others.clamp_min(tiny(others)).pow(power)
-        ).sum(1)
-
-    def mean_log(self, weights: Tensor, total: Tensor | float, least: float) -> Tensor:
-        """The mean (n,) of max(log p, least) with weights (n, C), whose sum is the total."""
-        return (weights * self.log_probs.clamp_min(least)).sum(1) / total
-
-    def finite(self) -> Tensor:
-        """The mask (n, C): 1.0 for a class that is not masked (-inf), otherwise 0."""
-        return (self.z > -torch.inf).to(self.z.dtype)
-
-    @property
-    def predicted(self) -> Tensor:
-        """The predicted class (n, 1), from the logits, because probabilities underflow into ties."""
-        if (
-            self._predicted is None
-        ):  # `torch.compile` cannot trace the `cached_property` of Python 3.11.
-            self._predicted = self.z.argmax(1, keepdim=True)
-        return self._predicted
-
-
 class Statistic:
-    """A number per row of logits z with label y, computed from p = softmax(z); `LogProbs` has C numbers per row."""
+    """A number of every row."""
 
-    differentiable: ClassVar[bool] = True
+    # Whether it has a derivative, whether that is by the logits themselves, and whether it waits as a matrix (n, C).
+    has_derivative: ClassVar[bool] = True
+    is_of_logits: ClassVar[bool] = False
+    keeps_matrix: ClassVar[bool] = False
 
-    def numbers(self, block: Block) -> Numbers:
-        """`value` (n,), by differentiable operations, and the numbers that `coefficients` reads."""
+    def value(self, block: Block) -> tuple[Any, Any]:
+        """The numbers (n,), and what `add_to` and `total` need."""
         raise NotImplementedError
 
-    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        """`alpha` and the inputs of `factor` and `add_to`, (n, k) each, from the slope dL/d(value) and `numbers`.
+    def add_to(self, matrix: Tensor, kept: Any, slope: Tensor) -> None:
+        """Add slope * d(value)/dl to the matrix (n, C), in place; the slope is (n, 1)."""
 
-        `rows` also contains `z_max`, the largest logit of each row, and its log-probability `log_p_max`.
-        """
-        raise NotImplementedError
-
-    def factor(self, block: Block, coefficients: Numbers) -> Tensor | None:
-        """The term (n, C) that is added to alpha, which the caller may overwrite."""
+    def factor(self, block: Block, slope: Tensor) -> Tensor | None:
+        """What is added as a multiple of p, (n, C), by a statistic that keeps nothing for `add_to`."""
         return None
 
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
-        """Add the terms that are no multiples of p to the gradient (n, C), in place, without reading `block.probs`."""
-
-
-Terms = Sequence[
-    tuple[Statistic, Numbers]
-]  # Statistics with their coefficients other than alpha.
+    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor | float:
+        """The sum (n,) of what is added to a row; the slope is (n,)."""
+        return 0.0
 
 
 @dataclass(frozen=True)
-class CrossEntropy(Statistic):
-    """The cross entropy -log p_y, in nats. Gradient: p - e_y."""
+class Constant(Statistic):
+    """A number that stands for a statistic in all rows."""
 
-    def numbers(self, block: Block) -> Numbers:
-        return {"value": -block.log_p(block.column).squeeze(1)}
+    has_derivative = False
+    number: float
 
-    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        return {"alpha": slope, "at_label": -slope}
-
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
-        gradient.scatter_add_(1, block.column, coefficients["at_label"])
-
-
-CROSS_ENTROPY = CrossEntropy()
+    def value(self, block: Block) -> tuple[float, None]:
+        return self.number, None
 
 
 @dataclass(frozen=True)
 class Rival(Statistic):
-    """The probability q of the class ranked below the label, or a mean of several. Gradient: share_k p_k - q p."""
+    """The probability q of the class ranked below the label, or the mean of several; 0 if there is none.
+
+    dq/dl_k is the share of p_k in the mean, times p_k.
+    """
 
     rank: RivalRank
 
-    def numbers(self, block: Block) -> Numbers:
-        index, share = self._below(block.z.detach(), block.column)
-        probs = block.log_p(index).exp() * share
-        return {"value": probs.sum(1), "index": index, "probs": probs}
-
-    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        alpha = -slope * rows["value"]
-        if "index" not in rows:  # The kernels make no list of all rivals.
-            return {"alpha": alpha, "at_below": slope / rows["count"]}
-        return {
-            "alpha": alpha,
-            "index": rows["index"],
-            "at_rival": slope * rows["probs"],
-        }
-
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
-        gradient.scatter_add_(1, coefficients["index"], coefficients["at_rival"])
-
-    def _below(self, logits: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns (n, k) of the rivals, and the share (n, k) of each in their mean; 0 if there is none.
-
-        Logits are compared, not probabilities: small probabilities underflow to equal zeros.
-        """
-        first, last = RIVALS[self.rank] or (0, logits.shape[1])
-        # 1 / (z_j - z_y) is negative for the classes below the label, and lowest for the nearest of them.
-        # Its minimum is found much faster than a maximum over a mask. (-0 - 0 is -0, whose reciprocal is
-        # -inf as if the class were below the label; -0 + (0 - 0) is 0.)
-        distance = (logits + (0 - logits.gather(1, column))).reciprocal_()
+    def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        # Logits are compared, because small probabilities underflow to equal zeros. 1 / (z_j - z_y) is
+        # negative for the classes below the label, and lowest for the nearest of them. Its minimum is found
+        # much faster than a maximum over a mask. (-0 - 0 is -0, whose reciprocal is -inf as if the class
+        # were below the label; -0 + (0 - 0) is 0.)
+        z = block.z.detach()
+        of_label = z.gather(1, block.column)
+        distance = (z + torch.rsub(of_label, 0)).reciprocal_()
+        first, last = RIVALS[self.rank] or (0, z.shape[1])
         if last == 1:
             nearest, index = distance.min(1, keepdim=True)
-            return index, (nearest < 0).to(logits.dtype)
-        count = min(last, logits.shape[1])
+            # The sign of 1 / -inf is negative, too, but the probability of a masked class is 0.
+            probs = block.log_p_of(index).exp() * nearest.signbit()
+            return probs.squeeze(1), (index, probs)
+        count = min(last, z.shape[1])
         nearest, index = distance.topk(count, dim=1, largest=False)
         skipped = min(first, count - 1)
         exists = nearest[:, skipped:] < 0
-        return index[:, skipped:], exists / exists.sum(1, keepdim=True).clamp_min(1).to(
-            logits.dtype
-        )
+        share = exists / exists.sum(1, keepdim=True).clamp_min(1).to(z.dtype)
+        index = index[:, skipped:]
+        probs = block.log_p_of(index).exp() * share
+        return probs.sum(1), (index, probs)
+
+    def add_to(
+        self, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
+    ) -> None:
+        index, probs = kept
+        matrix.scatter_add_(1, index, probs * slope)
+
+    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
+        return slope * value
 
 
 @dataclass(frozen=True)
 class OtherPowers(Statistic):
-    """The sum S of p_j^b over the classes j != y with power b. Gradient: b p_k (p_k^(b-1) [k != y] - S)."""
+    """The sum of p_j^b over the classes j other than the label, with power b. Its derivative by l_j is b p_j^b."""
+
+    keeps_matrix = True
 
     power: float
 
-    def numbers(self, block: Block) -> Numbers:
-        return {"value": block.other_powers(self.power)}
+    def value(self, block: Block) -> tuple[Tensor, Tensor]:
+        # The label's probability is left out rather than subtracted, so the sum is accurate also if it is near 1.
+        others = block.probs.scatter(1, block.column, 0.0)
+        if self.power == 1:
+            powers = others
+        elif self.power == 2:
+            # In place there is one matrix less, but autograd would miss it.
+            powers = others.square() if others.requires_grad else others.square_()
+        else:
+            powers = others.clamp_min(tiny(others)).pow(self.power)
+        return powers.sum(1), powers
 
-    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        beta = slope * self.power
-        return {"alpha": -beta * rows["value"], "beta": beta}
+    def add_to(self, matrix: Tensor, kept: Tensor, slope: Tensor) -> None:
+        matrix.addcmul_(kept, slope, value=self.power)
 
-    def factor(self, block: Block, coefficients: Numbers) -> Tensor:
-        powers = block.probs if self.power == 2 else block.probs.pow(self.power - 1)
-        return (powers * coefficients["beta"]).scatter_(1, block.column, 0)
+    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
+        return self.power * slope * value
 
 
 @dataclass(frozen=True)
 class Entropy(Statistic):
-    """The entropy H = -sum of p_j log p_j, in nats. Gradient: -p (log p + H)."""
+    """The entropy H = -sum of p_j l_j, in nats. Its derivative by l_j is -p_j l_j - p_j, the last a multiple of p."""
 
-    def numbers(self, block: Block) -> Numbers:
-        return {"value": -block.mean_log(block.probs, 1, LOG_ZERO)}
+    def value(self, block: Block) -> tuple[Tensor, Tensor | float]:
+        ratios, shift = block.log_ratios_above(LOG_ZERO)
+        return -torch.linalg.vecdot(block.probs, ratios) - shift, shift
 
-    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        alpha = -slope * (rows["value"] + rows["log_p_max"])
-        return {"alpha": alpha, "eta": -slope, "z_max": rows["z_max"]}
+    def factor(self, block: Block, slope: Tensor) -> Tensor:
+        ratios, _ = block.log_ratios_above(LOG_ZERO)
+        return ratios.mul_(-slope)
 
-    def factor(self, block: Block, coefficients: Numbers) -> Tensor:
-        log_ratio = (block.z - coefficients["z_max"]).clamp_min_(LOG_ZERO)
-        return log_ratio.mul_(coefficients["eta"])
+    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
+        return slope * (value + kept)
 
 
 @dataclass(frozen=True)
 class MeanLogProb(Statistic):
-    """The mean of log p_j over the classes that are not masked (-inf). Gradient: 1 / C - p."""
+    """The mean of v_j l_j over the classes that are not masked (-inf). Its derivative by l_j is v_j / C.
 
-    def numbers(self, block: Block) -> Numbers:
-        finite = block.finite()
-        count = finite.sum(1)
-        least = torch.finfo(finite.dtype).min  # Its product with 0 is 0.
-        return {"value": block.mean_log(finite, count, least), "count": count}
+    v is 1, or with class weights w it is w_j / w_y: the loss of a row is multiplied by w_y, so each class has its own
+    weight in the end, as in PyTorch.
+    """
 
-    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        return {"alpha": -slope, "at_finite": slope / rows["count"]}
+    keeps_matrix = True
 
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
-        gradient += block.finite().mul_(coefficients["at_finite"])
+    def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Tensor, Any]]:
+        weights = block.unmasked()
+        count = weights.sum(1)
+        mean_weight = None
+        if block.class_weights is not None:
+            of_label = block.class_weights[block.column]
+            weights = weights * (block.class_weights / of_label)
+            mean_weight = weights.sum(1) / count
+        # The product of the least number with 0 is 0.
+        log_probs = block.log_probs_above(torch.finfo(weights.dtype).min)
+        mean = torch.linalg.vecdot(weights, log_probs) / count
+        return mean, (weights, count, mean_weight)
+
+    def add_to(
+        self, matrix: Tensor, kept: tuple[Tensor, Tensor, Any], slope: Tensor
+    ) -> None:
+        weights, count, _ = kept
+        matrix.addcmul_(weights, slope / count[:, None])
+
+    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
+        _, _, mean_weight = kept
+        return slope if mean_weight is None else slope * mean_weight
 
 
 @dataclass(frozen=True)
-class LogConfidence(Statistic):
-    """The log-probability of the predicted class. Gradient: e_predicted - p."""
+class Confidence(Statistic):
+    """The probability of the predicted class, which is its derivative by the class's l."""
 
-    def numbers(self, block: Block) -> Numbers:
-        return {
-            "value": block.log_p(block.predicted).squeeze(1),
-            "predicted": block.predicted,
-        }
+    def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        probs = block.log_p_of(block.predicted).exp()
+        return probs.squeeze(1), (block.predicted, probs)
 
-    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        return {"alpha": -slope, "predicted": rows["predicted"], "at_predicted": slope}
+    def add_to(
+        self, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
+    ) -> None:
+        index, probs = kept
+        matrix.scatter_add_(1, index, probs * slope)
 
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
-        gradient.scatter_add_(
-            1, coefficients["predicted"], coefficients["at_predicted"]
-        )
+    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
+        return slope * value
 
 
 @dataclass(frozen=True)
 class Correct(Statistic):
-    """1 if the predicted class is the label, otherwise 0. It has no gradient."""
+    """1 if the predicted class is the label, otherwise 0."""
 
-    differentiable = False
+    has_derivative = False
 
-    def numbers(self, block: Block) -> Numbers:
-        return {"value": (block.predicted == block.column).squeeze(1).to(block.z.dtype)}
+    def value(self, block: Block) -> tuple[Tensor, None]:
+        return (block.predicted.squeeze(1) == block.labels).to(block.z.dtype), None
+
+
+@dataclass(frozen=True)
+class Counts(Statistic):
+    """1, or 0 if the row is ignored."""
+
+    has_derivative = False
+
+    def value(self, block: Block) -> tuple[Tensor, None]:
+        return (block.labels != IGNORE_INDEX).to(block.z.dtype), None
+
+
+@dataclass(frozen=True)
+class Labels(Statistic):
+    """The labels, int64, 0 if ignored."""
+
+    has_derivative = False
+
+    def value(self, block: Block) -> tuple[Tensor, None]:
+        return block.column.squeeze(1), None
 
 
 @dataclass(frozen=True)
 class LogProbs(Statistic):
-    """log p of every class, (N, C): the one statistic that is a matrix. Gradient, for slopes s: s - p sum(s)."""
+    """l of every class, (n, C): the one statistic that is a matrix, and so is its slope."""
 
-    def numbers(self, block: Block) -> Numbers:
-        return {"value": block.log_probs}
+    keeps_matrix = True
 
-    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        return {"alpha": -slope.sum(1, keepdim=True), "slope": slope}
+    def value(self, block: Block) -> tuple[Tensor, None]:
+        return block.log_probs, None
 
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
-        gradient += coefficients["slope"]
+    def add_to(self, matrix: Tensor, kept: None, slope: Tensor) -> None:
+        matrix += slope
+
+    def total(self, value: Tensor, kept: None, slope: Tensor) -> Tensor:
+        return slope.sum(1)
 
 
 @dataclass(frozen=True)
 class LogitNorm(Statistic):
-    """||z||_order of the logits, in which a masked class (-inf) is 0. Gradient: sign(z) (|z| / norm)^(order-1)."""
+    """||z||_order of the logits, in which a masked class (-inf) is 0.
 
+    Its derivative by z_j is sign(z_j) (|z_j| / norm)^(order - 1).
+    """
+
+    keeps_matrix = True
+
+    is_of_logits = True
     order: float
 
-    def numbers(self, block: Block) -> Numbers:
-        magnitude = block.z.where(block.z > -torch.inf, 0).abs()
+    def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        z = block.z.where(block.z > -torch.inf, 0)
+        magnitude = z.abs()
         if self.order == 1:
-            return {"value": magnitude.sum(1)}
+            norm = magnitude.sum(1)
+            return norm, (z, norm)
         # Relative to the largest, so that its power does not overflow.
-        largest = magnitude.detach().amax(1, keepdim=True).clamp_min(tiny(magnitude))
-        powers = (magnitude / largest).clamp_min(tiny(magnitude)).pow(self.order)
-        return {"value": powers.sum(1).pow(1 / self.order) * largest.squeeze(1)}
+        largest = magnitude.detach().amax(1, keepdim=True).clamp_min(tiny(z))
+        powers = (magnitude / largest).clamp_min(tiny(z)).pow(self.order)
+        norm = powers.sum(1).pow(1 / self.order) * largest.squeeze(1)
+        return norm, (z, norm)
 
-    def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        return {
-            "alpha": torch.zeros_like(slope),
-            "norm": rows["value"],
-            "at_norm": slope,
-        }
-
-    def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
-        finite = block.z.where(block.z > -torch.inf, 0)
-        own = finite.sign()
+    def add_to(
+        self, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
+    ) -> None:
+        z, norm = kept
+        own = z.sign()
         if self.order != 1:
-            own *= (finite.abs() / coefficients["norm"].clamp_min(tiny(finite))).pow(
-                self.order - 1
-            )
-        gradient += coefficients["at_norm"] * own
+            relative = z.abs() / norm[:, None].clamp_min(tiny(z))
+            own *= relative.pow(self.order - 1)
+        matrix.addcmul_(own, slope)

@@ -1,54 +1,81 @@
-"""Statistics by two Triton kernels, which read the logits once forward, and once to write their gradient.
+"""Blocks of rows by Triton kernels, on a GPU if Triton is installed, as with PyTorch's CUDA builds.
 
-They are used for logits on a GPU if Triton is installed, as with PyTorch's CUDA builds. This file defines which numbers
-a statistic reads from the kernels and passes to them for the gradient; `definitions` has the formulas.
+A loss that is a formula of single rows needs one launch for value and gradient: its source is compiled into the kernel,
+with Triton's arithmetic in place of `arithmetic`. Other losses compute their slopes between two launches.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hf_calib._errors import printable
+from hf_calib.losses.arithmetic import Table, look_up, power_of
 from hf_calib.losses.statistics import definitions as defined
+from hf_calib.losses.statistics.blocks import Slopes
 from hf_calib.losses.statistics.definitions import (
-    CROSS_ENTROPY,
+    IGNORE_INDEX,
     RIVALS,
-    Numbers,
-    Rival,
     Statistic,
-    Terms,
 )
+from hf_calib.losses.statistics.in_triton import in_triton
+
+if TYPE_CHECKING:
+    from hf_calib.losses.loss import CalibrationLoss
 
 SWITCH = "HF_CALIB_TRITON"  # With "0" the kernels are never used.
-_INTERPRETED = (
-    os.environ.get("TRITON_INTERPRET") == "1"
-)  # Triton reads it at its import.
+# Triton reads it at its import.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# Up to this many logits PyTorch's operations are used. It is the estimate for two launches: measure it again.
+LEAST_ELEMENTS = 0 if _INTERPRETED else 2**22
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_LONGEST_BLOCK = 8192  # The most columns that a program holds at once.
+LONGEST_BLOCK = 8192  # The most columns that a program holds at once.
 _BLOCK_OF_LONG_ROWS = 4096
+# The statistics that the kernels know. Of those that have a name there a kernel computes at most one.
+_KINDS: dict[type[Statistic], str] = {
+    defined.OtherPowers: "powers",
+    defined.Entropy: "entropy",
+    defined.MeanLogProb: "mean",
+    defined.LogitNorm: "norm",
+    defined.Rival: "rivals",
+    defined.Constant: "",
+    defined.Labels: "",
+    defined.Counts: "",
+    defined.Confidence: "",
+    defined.Correct: "",
+}
+# The columns of what the forward kernel keeps for the backward kernel.
+_LOG_SUM = 1
+_CE = 2
+_NUMBER = 3
+_SLOPES = slice(5, 7)
+_PREDICTED = 7
+_N_KEPT = 11  # as `kernels.KEPT`
 
 
-def takes(logits: Tensor, statistics: Sequence[Statistic]) -> bool:
+def takes(
+    logits: Tensor, statistics: Sequence[Statistic], class_weights: Tensor | None
+) -> bool:
     """Whether the kernels can compute these statistics of these logits."""
     if not (logits.is_cuda or _INTERPRETED):
         return False
-    kinds = [type(statistic) for statistic in statistics]
+    kinds = [_KINDS.get(type(statistic)) for statistic in statistics]
+    has_weighted_mean = class_weights is not None and "mean" in kinds
     return (
         logits.dtype in _DTYPES
-        and len(logits) > 0
+        and logits.numel() > LEAST_ELEMENTS
         and os.environ.get(SWITCH) != "0"
-        and all(kind in _NUMBERS for kind in kinds)
-        and len(set(kinds)) == len(kinds)
+        and None not in kinds
+        and len([kind for kind in kinds if kind]) <= 1
+        and not has_weighted_mean
         and _works_on(logits.device)
     )
 
@@ -59,8 +86,12 @@ def _works_on(device: torch.device) -> bool:
     if find_spec("triton") is None:
         return False
     try:
-        labels = torch.zeros(1, dtype=torch.int64, device=device)
-        _found(torch.zeros(1, 2, device=device), labels, (CROSS_ENTROPY,))
+        zeros = torch.zeros(2, 2, device=device)
+        KernelBlock(zeros, zeros[0].long(), ())._forward(
+            shares=zeros, edges=zeros, bins=zeros, n_edges=1, KEEPS=True,
+            values=torch.empty_like(zeros), gradient=torch.empty_like(zeros),
+            FORMULA=in_triton(_example, ()), HAS_NUMBER=False, GRADIENT=True,
+        )  # fmt: skip
     except torch.OutOfMemoryError:
         raise  # This error is not about Triton.
     except Exception as error:
@@ -74,137 +105,173 @@ def _works_on(device: torch.device) -> bool:
     return True
 
 
-def numbers(
-    logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], has_gradient: bool
-) -> tuple[Numbers, list[Numbers], None]:
-    """The numbers of every row, and those of each statistic."""
-    found = _found(logits, labels.contiguous(), statistics)
-    of_rows = {"z_max": found.z_max, "log_p_max": -found.log_sum}
-    return (
-        of_rows,
-        [_NUMBERS[type(statistic)](statistic, found) for statistic in statistics],
-        None,
-    )
+def _example(ce: Any, *, table: Table) -> Any:
+    """A formula of what some version of Triton may not compile."""
+    return power_of(ce, look_up(table, ce)), 1.0
 
 
-def gradient(
-    logits: Tensor, labels: Tensor, of_rows: Numbers, terms: Terms, _: None
-) -> Tensor:
-    """The gradient (N, C) for these coefficients, (N, k) each."""
-    from hf_calib.losses.statistics.kernels import backward_kernel
+class KernelBlock:
+    """Rows of logits (n, C) with labels (n,), as `Block`."""
 
-    alpha = of_rows["alpha"]
-    found = {"at_label": torch.zeros_like(alpha)}
-    for _statistic, coefficients in terms:
-        found |= {name: each.contiguous() for name, each in coefficients.items()}
-    of_row = [
-        found.get(name, alpha) for name in _OF_ROW
-    ]  # Without its flag an entry is not read.
-    whole = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    with _on_device(logits):
-        backward_kernel[(len(logits),)](
-            whole, logits, *logits.stride(), labels.contiguous(), logits.shape[1],
-            of_rows["z_max"], -of_rows["log_p_max"], alpha, *of_row,
-            **_flags([statistic for statistic, _ in terms], logits, backward=True),
+    def __init__(
+        self, logits: Tensor, labels: Tensor, reads: tuple[Statistic, ...]
+    ) -> None:
+        self.logits = logits
+        self.labels = labels.contiguous()
+        self.reads = reads
+        self._constants = constants_of(reads, logits.shape[1])
+
+    def numbers(self) -> list[Any]:
+        """As `Block.numbers`; the statistics of an ignored row mean nothing."""
+        # The kernel neither reads nor writes what it is not asked for.
+        unused = self.labels
+        self._forward(
+            shares=unused, edges=unused, bins=unused, n_edges=0, values=unused,
+            gradient=unused, KEEPS=True, FORMULA=None, HAS_NUMBER=False, GRADIENT=False,
         )  # fmt: skip
-    return whole
+        kept = self._kept.t()
+        numbers: list[Any] = [kept[_CE]]
+        for statistic in self.reads:
+            if isinstance(statistic, defined.Constant):
+                numbers.append(statistic.number)
+            elif isinstance(statistic, defined.Labels):
+                numbers.append(self.labels.clamp_min(0))
+            elif isinstance(statistic, defined.Counts):
+                numbers.append((self.labels >= 0).float())
+            elif isinstance(statistic, defined.Correct):
+                numbers.append((kept[_PREDICTED] == self.labels).float())
+            elif isinstance(statistic, defined.Confidence):
+                numbers.append(torch.exp(-kept[_LOG_SUM]))
+            else:
+                numbers.append(kept[_NUMBER])
+        return numbers
 
+    def values(
+        self,
+        loss: CalibrationLoss,
+        shares: Tensor,
+        gradient: Tensor | None,
+        keeps: bool,
+    ) -> Tensor:
+        """The values (n,) of a formula of single rows, times the shares.
 
-# The outputs of the forward kernel per row, in its order, and the flag that requests each.
-_FOUND = {
-    "z_max": "", "log_sum": "", "z_label": "", "predicted": "PREDICTED", "powers": "POWER", "log_ratios": "ENTROPY",
-    "mean": "MEAN", "count": "MEAN", "norm": "NORM", "rivals": "RIVALS", "rival_index": "RIVALS", "below": "BELOW",
-    "below_count": "BELOW",
-}  # fmt: skip
-
-
-def _found(
-    logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]
-) -> SimpleNamespace:
-    """The numbers that the forward kernel writes, (N,) or (N, k); those of ignored rows are undefined."""
-    from hf_calib.losses.statistics.kernels import forward_kernel
-
-    flags = _flags(statistics, logits)
-    n = len(logits)
-    found = {}
-    for name, flag in _FOUND.items():
-        shape = (n, flags[flag]) if flag == "RIVALS" else (n,)
-        dtype = torch.int64 if name in ("predicted", "rival_index") else torch.float32
-        found[name] = logits.new_empty(
-            shape if flag == "" or flags[flag] else (1,), dtype=dtype
+        Their gradient is written to `gradient` if it is given. With `keeps` the method `gradient` can make it later,
+        from `self.slopes`.
+        """
+        given = loss.arguments(shares)
+        formula, has_number = formula_of(loss, given)
+        table = given.get("table")
+        values = torch.empty_like(shares)
+        self._forward(
+            shares=shares,
+            edges=shares if table is None else table.edges,
+            bins=shares if table is None else table.values,
+            n_edges=0 if table is None else len(table.edges),
+            values=values,
+            gradient=values if gradient is None else gradient,
+            KEEPS=keeps,
+            FORMULA=formula,
+            HAS_NUMBER=has_number,
+            GRADIENT=gradient is not None,
         )
-    with _on_device(logits):
-        forward_kernel[(n,)](
-            logits, *logits.stride(), labels, logits.shape[1], *found.values(), **flags
-        )
-    return SimpleNamespace(labels=labels, **found)
+        return values
+
+    def _forward(self, **given: Any) -> None:
+        """Launch the forward kernel."""
+        from hf_calib.losses.statistics.kernels import forward_kernel
+
+        n, n_classes = self.logits.shape
+        is_right = self.labels.new_ones(1)
+        kept = is_right
+        if given["KEEPS"]:
+            kept = self.logits.new_empty(n, _N_KEPT, dtype=torch.float32)
+            self._kept = kept
+            self.slopes = kept.t()[_SLOPES]
+        with _on_device(self.logits):
+            forward_kernel[(n,)](
+                self.logits, *self.logits.stride(), self.labels, n_classes,
+                is_right=is_right, kept=kept, **given, **self._constants,
+            )  # fmt: skip
+        # A GPU asserts without being waited for; on the CPU the caller of the loss is told which label it is.
+        requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
+        torch._assert_async(is_right, f"expected {requirement}")
+
+    def gradient(self, slopes: Slopes, scale: Tensor) -> Tensor:
+        """The gradient (n, C) of the sum of slope * number over numbers and rows, times the scale, () or (n,)."""
+        from hf_calib.losses.statistics.kernels import backward_kernel
+
+        by_ce, *others = slopes
+        assert by_ce is not None
+        flags = {**self._constants, "KIND": "", "PREDICTED": False}
+        by_number = by_ce
+        by_confidence = by_ce
+        for statistic, slope in zip(self.reads, others, strict=False):
+            if slope is None or not statistic.has_derivative:
+                continue
+            if isinstance(statistic, defined.Confidence):
+                by_confidence = slope
+                flags["PREDICTED"] = True
+            else:
+                by_number = slope
+                flags["KIND"] = self._constants["KIND"]
+        del flags["FIRST"], flags["LAST"]
+        vectors = []
+        for vector in (by_ce, by_number, by_confidence, scale):
+            # The one stride of (n,), and 0 of ().
+            vectors += [vector, sum(vector.stride())]
+        whole = torch.empty_like(self.logits, memory_format=torch.contiguous_format)
+        with _on_device(self.logits):
+            backward_kernel[(len(whole),)](
+                self.logits, *self.logits.stride(), self.labels, self.logits.shape[1],
+                whole, self._kept, *vectors, **flags,
+            )  # fmt: skip
+        return whole
 
 
-def _flags(
-    statistics: Sequence[Statistic], logits: Tensor, *, backward: bool = False
-) -> dict[str, Any]:
+def formula_of(loss: CalibrationLoss, given: Mapping[str, Any]) -> tuple[Any, bool]:
+    """The formula of a loss as a function for kernels, and whether it reads a statistic."""
+    formula = loss.row_formula
+    assert formula is not None
+    constants = {name: each for name, each in given.items() if name != "table"}
+    numbers = formula.__code__.co_varnames[1 : formula.__code__.co_argcount]
+    for name, statistic in zip(numbers, loss.reads, strict=True):
+        if isinstance(statistic, defined.Constant):
+            constants[name] = statistic.number
+    return in_triton(formula, tuple(constants.items())), bool(numbers)
+
+
+@cache
+def constants_of(reads: tuple[Statistic, ...], n_classes: int) -> dict[str, Any]:
     """The compile-time constants of a kernel."""
-    import triton.language as tl
-
-    by_kind: dict[type[Statistic], Any] = {
-        type(statistic): statistic for statistic in statistics
-    }
-    rival = by_kind.get(Rival)
-    first, last = (rival and RIVALS[rival.rank]) or (0, 0)
-    block = 1 << max(logits.shape[1] - 1, 1).bit_length()
-    if block > _LONGEST_BLOCK:  # Shorter rows are one block.
+    kind = ""
+    order = 0.0
+    first = 0
+    last = 0
+    for statistic in reads:
+        kind = _KINDS[type(statistic)] or kind
+        if isinstance(statistic, defined.OtherPowers):
+            order = float(statistic.power)
+        elif isinstance(statistic, defined.LogitNorm):
+            order = float(statistic.order)
+        elif isinstance(statistic, defined.Rival):
+            ranks = RIVALS[statistic.rank]
+            if ranks is None:
+                kind = "all below"
+            else:
+                first, last = ranks
+    kinds = [type(statistic) for statistic in reads]
+    block = 1 << max(n_classes - 1, 1).bit_length()
+    if n_classes > LONGEST_BLOCK:
         block = _BLOCK_OF_LONG_ROWS
     return {
-        "POWER": float(by_kind[defined.OtherPowers].power)
-        if defined.OtherPowers in by_kind
-        else 0.0,
-        "ENTROPY": defined.Entropy in by_kind,
-        "MEAN": defined.MeanLogProb in by_kind,
-        "NORM": float(by_kind[defined.LogitNorm].order)
-        if defined.LogitNorm in by_kind
-        else 0.0,
-        "PREDICTED": defined.LogConfidence in by_kind or defined.Correct in by_kind,
-        "RIVALS": last - first if backward else last,
-        "BELOW": rival is not None and last == 0,
+        "KIND": kind,
+        "ORDER": order,
+        "FIRST": first,
+        "LAST": last,
+        "PREDICTED": defined.Confidence in kinds or defined.Correct in kinds,
         "BLOCK": block,
-        "WIDE": tl.float32,
         "num_warps": min(16, max(1, block // 512)),
     }
-
-
-def _of_rival(statistic: Rival, found: SimpleNamespace) -> Numbers:
-    ranks = RIVALS[statistic.rank]
-    if ranks is None:
-        count = found.below_count.clamp_min(1)
-        return {"value": found.below / count, "count": count}
-    values, index = found.rivals[:, ranks[0] :], found.rival_index[:, ranks[0] :]
-    exists = values > -torch.inf
-    share = exists / exists.sum(1, keepdim=True).clamp_min(1).to(values.dtype)
-    probs = torch.exp((values - found.z_max[:, None]) - found.log_sum[:, None]) * share
-    return {"value": probs.sum(1), "index": index.where(exists, 0), "probs": probs}
-
-
-# The `numbers` of each statistic, from the outputs of the forward kernel.
-_NUMBERS: dict[type[Statistic], Callable[[Any, Any], Numbers]] = {
-    defined.CrossEntropy: lambda _, f: {"value": (f.z_max - f.z_label) + f.log_sum},
-    Rival: _of_rival,
-    defined.OtherPowers: lambda _, f: {"value": f.powers},
-    defined.Entropy: lambda _, f: {"value": f.log_sum - f.log_ratios},
-    defined.MeanLogProb: lambda _, f: {
-        "value": f.mean - f.log_sum,
-        "count": f.count.clamp_min(1),
-    },
-    defined.LogConfidence: lambda _, f: {"value": -f.log_sum, "predicted": f.predicted},
-    defined.LogitNorm: lambda _, f: {"value": f.norm},
-    defined.Correct: lambda _, f: {
-        "value": (f.predicted == f.labels).to(f.z_max.dtype)
-    },
-}
-# The coefficients that the backward kernel reads, in its order.
-_OF_ROW = (
-    "at_label", "beta", "eta", "at_finite", "norm", "at_norm",
-    "predicted", "at_predicted", "index", "at_rival", "at_below",
-)  # fmt: skip
 
 
 def _on_device(logits: Tensor) -> Any:

@@ -1,0 +1,320 @@
+"""The value of a loss and its gradient by the logits: the paths through which every loss goes.
+
+    logits -> numbers of each row -> formula -> value and slopes -> gradient
+
+The slopes are the derivatives of a row's value by its numbers, which the formula returns with the value. So the
+gradient is made in the forward pass, without a graph of autograd, and the backward pass multiplies it by a number.
+Large matrices are computed in blocks of rows that stay in the cache. With kernels, the gradient is made in the
+backward pass, because a second reading of the memory of a GPU costs less than a matrix that waits.
+
+`plain` is the same by autograd, from the formula's value alone. It is the definition, and serves `torch.compile`,
+`torch.func` and gradients of gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hf_calib.losses.statistics import fused
+from hf_calib.losses.statistics.blocks import Block, CacheBlock, Slopes
+from hf_calib.losses.statistics.definitions import wide
+
+if TYPE_CHECKING:
+    from hf_calib.losses.loss import CalibrationLoss
+
+# A block of this many elements stays in a core's cache; on an accelerator it only limits the scratch memory.
+CPU_BLOCK_ELEMENTS = 2**18
+DEVICE_BLOCK_ELEMENTS = 2**24
+
+
+def is_traced() -> bool:
+    """Whether `torch.compile` or a transform of `torch.func` is active; both need plain operations."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+@dataclass(eq=False)
+class Reduction:
+    """What the rows of a call add to its value: the sum of shares * values of rows, plus scale * penalty of the batch.
+
+    Shares (N,) contain the class weights and the divisor, and are 0 for ignored rows. Without `summed` each row has a
+    value of its own.
+    """
+
+    loss: CalibrationLoss
+    shares: Tensor
+    scale: Tensor | None
+    summed: bool
+    class_weights: Tensor | None
+
+    def value(self, numbers: Sequence[Any]) -> Tensor:
+        """The value for the numbers of the rows, which autograd can differentiate."""
+        rows = self.loss.row_values(numbers)
+        if not self.summed:
+            return rows * self.shares
+        total = torch.dot(rows, self.shares)
+        if self.scale is None:
+            return total
+        return total + self.loss.penalty(numbers) * self.scale
+
+    def value_and_slopes(self, numbers: Sequence[Any]) -> tuple[Tensor, Slopes]:
+        """The value, and its derivatives by the numbers of each row."""
+        rows, by_numbers = self.loss.row_terms(numbers)
+        slopes = [scaled(slope, self.shares) for slope in by_numbers]
+        if slopes[0] is None:
+            slopes[0] = torch.zeros_like(self.shares)
+        if not self.summed:
+            return rows * self.shares, slopes
+        total = torch.dot(rows, self.shares)
+        if self.scale is None:
+            return total, slopes
+        penalty, by_numbers = self.loss.penalty_terms(numbers)
+        # The rows themselves read the cross entropy only.
+        (by_rows,) = slopes
+        by_ce, *slopes = [scaled(slope, self.scale) for slope in by_numbers]
+        if by_ce is not None and by_rows is not None:
+            by_rows = by_rows + by_ce
+        return total + penalty * self.scale, [by_rows, *slopes]
+
+    def of_rows(self, rows: slice) -> Reduction:
+        return replace(self, shares=self.shares[rows])
+
+    def times(self, slope: Tensor) -> Reduction:
+        """The same with its value multiplied by the slope."""
+        scale = None if self.scale is None else self.scale * slope
+        return replace(self, shares=self.shares * slope, scale=scale)
+
+
+def scaled(slope: Tensor | float, factor: Tensor) -> Tensor | None:
+    """A formula's derivative times a factor for each row; None if it is 0 for all rows."""
+    if isinstance(slope, Tensor):
+        # The slope by a matrix is a matrix.
+        is_wider = slope.dim() > factor.dim() > 0
+        return slope * (factor[:, None] if is_wider else factor)
+    if slope == 1:
+        return factor
+    return None if slope == 0 else factor * slope
+
+
+def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
+    """The loss of logits (N, C) with labels (N,)."""
+    if is_traced():
+        return plain(logits, labels, reduction)
+    has_kernels = fused.takes(logits, reduction.loss.reads, reduction.class_weights)
+    is_small = len(logits) <= rows_per_block(logits)
+    if is_small and not has_kernels:
+        # Autograd casts the gradient back.
+        logits = logits.to(wide(logits))
+    value: Tensor = _Loss.apply(logits, labels, reduction, has_kernels)
+    return value
+
+
+def rows_per_block(logits: Tensor) -> int:
+    on_cpu = logits.device.type == "cpu"
+    elements = CPU_BLOCK_ELEMENTS if on_cpu else DEVICE_BLOCK_ELEMENTS
+    return max(1, elements // logits.shape[1])
+
+
+def plain(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
+    """The loss by operations that autograd differentiates."""
+    reads = reduction.loss.reads
+    block = Block(logits.to(wide(logits)), labels, reads, reduction.class_weights)
+    return reduction.value(block.numbers)
+
+
+class _Loss(torch.autograd.Function):
+    """The value, whose gradient is made in the forward pass where it can be."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, reduction: Reduction, kernels: bool
+    ) -> Tensor:
+        ctx.save_for_backward(logits, labels)
+        ctx.reduction = reduction
+        ctx.gradient = None
+        ctx.block = None
+        has_gradient = ctx.needs_input_grad[0]
+        reads = reduction.loss.reads
+        ctx.kernels = kernels
+        if kernels:
+            return _by_kernels(ctx, logits, labels, reduction)
+        if len(logits) <= rows_per_block(logits):
+            block = Block(logits, labels, reads, reduction.class_weights)
+        else:
+            # 16 bits would be too coarse for a gradient that is not scaled yet.
+            if has_gradient and logits.dtype == wide(logits):
+                ctx.gradient = empty_gradient(logits)
+            return in_blocks(logits, labels, reduction, ctx.gradient)
+        if not has_gradient:
+            return reduction.value(block.numbers)
+        value, slopes = reduction.value_and_slopes(block.numbers)
+        ctx.gradient = block.gradient(slopes)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        reduction = ctx.reduction
+        gradient = ctx.gradient
+        if ctx.block is not None and not torch.is_grad_enabled():
+            gradient = ctx.block.gradient(ctx.slopes, slope)
+        elif gradient is None or torch.is_grad_enabled():
+            with torch.autocast(slope.device.type, enabled=False):
+                gradient = _made_again(ctx, slope)
+        else:
+            # It is scaled in place. A second backward pass makes it again.
+            ctx.gradient = None
+            if not reduction.summed:
+                gradient.mul_(slope[:, None])
+            elif not is_one(slope):
+                gradient.mul_(slope)
+        return gradient, None, None, None
+
+
+def _by_kernels(
+    ctx: Any, logits: Tensor, labels: Tensor, reduction: Reduction
+) -> Tensor:
+    """The value by kernels, which write the gradient of a small matrix in the same launch."""
+    block = fused.KernelBlock(logits, labels, reduction.loss.reads)
+    has_gradient = ctx.needs_input_grad[0]
+    if reduction.loss.row_formula is None:
+        numbers = block.numbers()
+        if not has_gradient:
+            return reduction.value(numbers)
+        ctx.block = block
+        value, ctx.slopes = reduction.value_and_slopes(numbers)
+        return value
+    # 16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large matrix takes longer
+    # than to read the logits again, as longer rows are.
+    is_short = logits.shape[1] <= fused.LONGEST_BLOCK
+    is_small = len(logits) <= rows_per_block(logits)
+    if has_gradient and is_short and is_small and logits.dtype == torch.float32:
+        ctx.gradient = empty_gradient(logits)
+    elif has_gradient:
+        ctx.block = block
+    values = block.values(
+        reduction.loss, reduction.shares, ctx.gradient, ctx.block is not None
+    )
+    if ctx.block is not None:
+        ctx.slopes = block.slopes
+    return values.sum() if reduction.summed else values
+
+
+def _made_again(ctx: Any, slope: Tensor) -> Tensor:
+    """The gradient of a value whose forward pass is over; by autograd if it will be differentiated."""
+    logits, labels = ctx.saved_tensors
+    reduction = ctx.reduction
+    if torch.is_grad_enabled():  # create_graph=True
+        value = plain(logits, labels, reduction)
+        (gradient,) = torch.autograd.grad(value, logits, slope, create_graph=True)
+        return gradient
+    reduction = reduction.times(slope)
+    if ctx.kernels:
+        kernels = fused.KernelBlock(logits, labels, reduction.loss.reads)
+        gradient = empty_gradient(logits)
+        kernels.values(reduction.loss, reduction.shares, gradient, keeps=False)
+        return gradient
+    if len(logits) <= rows_per_block(logits):
+        block = Block(logits, labels, reduction.loss.reads, reduction.class_weights)
+        _, slopes = reduction.value_and_slopes(block.numbers)
+        return block.gradient(slopes)
+    gradient = empty_gradient(logits)
+    in_blocks(logits, labels, reduction, gradient)
+    return gradient
+
+
+def is_one(slope: Tensor) -> bool:
+    """Whether a slope is known to be 1. A look at it costs less than a pass over the gradient, except on a device."""
+    return slope.device.type == "cpu" and slope.item() == 1
+
+
+def empty_gradient(logits: Tensor) -> Tensor:
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def in_blocks(
+    logits: Tensor, labels: Tensor, reduction: Reduction, gradient: Tensor | None
+) -> Tensor:
+    """The value of a large matrix, whose gradient is written to `gradient` if it is given, with no other memory."""
+    size = rows_per_block(logits)
+    parts = [slice(i, i + size) for i in range(0, len(logits), size)]
+    loss = reduction.loss
+    keeps_matrix = any(statistic.keeps_matrix for statistic in loss.reads)
+    # One formula for all rows takes fewer operations than one for each block, but their blocks have to wait for it.
+    if loss.needs_all_rows or not keeps_matrix:
+        return _of_all_rows(
+            logits, labels, reduction, gradient, parts, not keeps_matrix
+        )
+    values = []
+    for rows in parts:
+        block = _cache_block(logits, labels, reduction, gradient, rows)
+        own = reduction.of_rows(rows)
+        if gradient is None:
+            values.append(own.value(block.numbers))
+        else:
+            value, slopes = own.value_and_slopes(block.numbers)
+            values.append(value)
+            _write(gradient[rows], block.gradient(slopes))
+        # Otherwise two blocks would be in memory.
+        del block
+    return torch.stack(values).sum() if reduction.summed else torch.cat(values)
+
+
+def _of_all_rows(
+    logits: Tensor,
+    labels: Tensor,
+    reduction: Reduction,
+    gradient: Tensor | None,
+    parts: list[slice],
+    can_wait: bool,
+) -> Tensor:
+    """The same with one formula for the numbers of all rows."""
+    # The probabilities of a block wait in the gradient; in 16 bits, and with other matrices, they are computed twice.
+    keeps = can_wait and gradient is not None and gradient.dtype == wide(logits)
+    kept = []
+    found = []
+    for rows in parts:
+        block = _cache_block(logits, labels, reduction, gradient, rows)
+        found.append(block.numbers)
+        kept.append(block if keeps else None)
+        del block
+    numbers = [_joined(own) for own in zip(*found, strict=True)]
+    del found
+    if gradient is None:
+        return reduction.value(numbers)
+    value, slopes = reduction.value_and_slopes(numbers)
+    for rows, waiting in zip(parts, kept, strict=True):
+        block = waiting or _cache_block(logits, labels, reduction, gradient, rows)
+        own = [None if slope is None else slope[rows] for slope in slopes]
+        _write(gradient[rows], block.gradient(own))
+        del block
+    return value
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """The numbers of all blocks; a constant is that of any block."""
+    return torch.cat([*parts]) if isinstance(parts[0], Tensor) else parts[0]
+
+
+def _cache_block(
+    logits: Tensor,
+    labels: Tensor,
+    reduction: Reduction,
+    gradient: Tensor | None,
+    rows: slice,
+) -> CacheBlock:
+    z = logits[rows].to(wide(logits))
+    target = None
+    if gradient is not None and gradient.dtype == z.dtype:
+        target = gradient[rows]
+    reads = reduction.loss.reads
+    return CacheBlock(z, labels[rows], reads, reduction.class_weights, target)
+
+
+def _write(target: Tensor, gradient: Tensor) -> None:
+    """Write a block's gradient to its place, unless it has been computed there."""
+    if target.dtype != gradient.dtype:
+        target.copy_(gradient)

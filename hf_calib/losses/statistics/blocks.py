@@ -1,0 +1,283 @@
+"""Blocks of rows: the cross entropy and the statistics of logits, and the gradient that slopes of these give.
+
+This is the only place where a loss reads logits. A `Block` takes few operations, for small matrices, where each
+operation costs more than its numbers. A `CacheBlock` is a part of a large matrix that stays in the cache of a core. In
+`statistics.fused` a block is computed by kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_calib._errors import InputValueError
+from hf_calib.losses.statistics import definitions as defined
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic, wide
+
+# The halves of PyTorch's cross entropy, which its own `nll_loss` and `log_softmax` call.
+_nll_forward = torch.ops.aten.nll_loss_forward.default
+_nll_backward = torch.ops.aten.nll_loss_backward.default
+_log_softmax_backward = torch._log_softmax_backward_data
+_NO_REDUCTION = 0
+
+# The slopes by the cross entropy, (n,), and by each statistic; None is 0.
+Slopes = Sequence[Tensor | None]
+
+
+class Block:
+    """Rows of logits z (n, C) with labels (n,), -100 if ignored.
+
+    `numbers` are their cross entropy, 0 if ignored, and the statistics, (n,) each. An ignored row has the statistics of
+    the label 0. Autograd can differentiate all of them, and `gradient` is the same derivative in fewer operations.
+    """
+
+    _predicted: Tensor | None = None
+
+    def __init__(
+        self,
+        z: Tensor,
+        labels: Tensor,
+        reads: Sequence[Statistic],
+        class_weights: Tensor | None = None,
+    ) -> None:
+        self.z = z
+        self.labels = labels
+        self.reads = reads
+        self.class_weights = class_weights
+        self.numbers = [self._cross_entropy()]
+        self._kept: list[Any] = []
+        for statistic in reads:
+            value, kept = statistic.value(self)
+            self.numbers.append(value)
+            self._kept.append(kept)
+
+    def _cross_entropy(self) -> Tensor:
+        self.log_probs = torch.log_softmax(self.z, 1)
+        # A label that is no class raises an error; a GPU asserts.
+        ce, self._of_weights = _nll_forward(
+            self.log_probs, self.labels, None, _NO_REDUCTION, IGNORE_INDEX
+        )
+        return ce
+
+    def log_p_of(self, index: Tensor) -> Tensor:
+        """The log-probabilities of the classes with these indices (n, k)."""
+        return self.log_probs.gather(1, index)
+
+    def log_probs_above(self, least: float) -> Tensor:
+        """max(log p, least), (n, C)."""
+        return self.log_probs.clamp_min(least)
+
+    def log_ratios_above(self, least: float) -> tuple[Tensor, Any]:
+        """log p without a shift (n,) of each row, but at least as given, (n, C); and the shift."""
+        return self.log_probs_above(least), 0.0
+
+    @property
+    def probs(self) -> Tensor:
+        return self.log_probs.exp()
+
+    def unmasked(self) -> Tensor:
+        """1.0 for a class that is not masked (-inf), otherwise 0, (n, C)."""
+        return (self.z > -torch.inf).to(self.z.dtype)
+
+    @property
+    def predicted(self) -> Tensor:
+        """The predicted class (n, 1), from the logits, because probabilities underflow into ties."""
+        # `torch.compile` cannot trace the `cached_property` of Python 3.11.
+        if self._predicted is None:
+            self._predicted = self.z.detach().argmax(1, keepdim=True)
+        return self._predicted
+
+    @property
+    def column(self) -> Tensor:
+        """The labels as a column (n, 1) of indices, 0 if ignored."""
+        return self.labels.clamp_min(0)[:, None]
+
+    def gradient(self, slopes: Slopes) -> Tensor:
+        """The gradient (n, C) of the sum of slope * number over numbers and rows."""
+        log_probs = self.log_probs
+        matrix = _nll_backward(
+            slopes[0], log_probs, self.labels, None, _NO_REDUCTION, IGNORE_INDEX,
+            self._of_weights,
+        )  # fmt: skip
+        of_logits = self._add_statistics(matrix, slopes)
+        for factor in self._factors(slopes):
+            matrix.addcmul_(self.probs, factor)
+        gradient = _log_softmax_backward(matrix, log_probs, 1, log_probs.dtype)
+        for statistic, kept, slope in of_logits:
+            statistic.add_to(gradient, kept, slope)
+        return gradient
+
+    def _factors(self, slopes: Slopes) -> Iterator[Tensor]:
+        """What the statistics add as multiples of the probabilities, (n, C) each."""
+        for statistic, slope in zip(self.reads, slopes[1:], strict=True):
+            if slope is not None and slope.dim() == 1:
+                factor = statistic.factor(self, slope[:, None])
+                if factor is not None:
+                    yield factor
+
+    def _add_statistics(self, matrix: Tensor, slopes: Slopes) -> list[Any]:
+        """Add the derivatives of the statistics to the matrix; return those by the logits themselves."""
+        of_logits = []
+        for i, statistic in enumerate(self.reads):
+            slope = slopes[i + 1]
+            if slope is None:
+                continue
+            if slope.dim() == 1:
+                slope = slope[:, None]
+            if statistic.is_of_logits:
+                of_logits.append((statistic, self._kept[i], slope))
+            else:
+                statistic.add_to(matrix, self._kept[i], slope)
+        return of_logits
+
+
+class CacheBlock(Block):
+    """A block of a large matrix, in fewer passes: one exponential per logit.
+
+    The probabilities are written to `target` if it is given, and become the gradient there.
+    """
+
+    def __init__(
+        self,
+        z: Tensor,
+        labels: Tensor,
+        reads: Sequence[Statistic],
+        class_weights: Tensor | None = None,
+        target: Tensor | None = None,
+    ) -> None:
+        self._probs: Tensor = torch.softmax(z, 1, out=target)
+        super().__init__(z, labels, reads, class_weights)
+
+    def _cross_entropy(self) -> Tensor:
+        is_ignored = self.labels == IGNORE_INDEX
+        self._column = self.labels.masked_fill(is_ignored, 0)[:, None]
+        self.z_max = self.z.amax(1, keepdim=True)
+        self.log_p_max = self._probs.amax(1, keepdim=True).log_()
+        # A label that is no class raises an error.
+        log_p = self.log_p_of(self._column).squeeze(1)
+        return log_p.neg_().masked_fill_(is_ignored, 0)
+
+    def log_p_of(self, index: Tensor) -> Tensor:
+        return self.z.gather(1, index) - self.z_max + self.log_p_max
+
+    @property
+    def log_probs(self) -> Tensor:  # type: ignore[override]
+        return (self.z - self.z_max).add_(self.log_p_max)
+
+    def log_probs_above(self, least: float) -> Tensor:
+        return self.log_probs.clamp_min_(least)
+
+    def log_ratios_above(self, least: float) -> tuple[Tensor, Any]:
+        ratios = (self.z - self.z_max).clamp_min_(least)
+        return ratios, self.log_p_max.squeeze(1)
+
+    @property
+    def probs(self) -> Tensor:
+        return self._probs
+
+    def unmasked(self) -> Tensor:
+        # Booleans would be slow.
+        return torch.gt(self.z, -torch.inf, out=torch.empty_like(self.z))
+
+    @property
+    def column(self) -> Tensor:
+        return self._column
+
+    def gradient(self, slopes: Slopes) -> Tensor:
+        """As of `Block`: m - p * sum(m), where the sum is known beforehand. The probabilities are overwritten."""
+        by_ce, *others = slopes
+        assert by_ce is not None
+        # The derivative of the cross entropy by l is -1 at the label.
+        total = -by_ce
+        read = zip(self.reads, self.numbers[1:], self._kept, others, strict=True)
+        for statistic, value, kept, slope in read:
+            if slope is not None:
+                total = total + statistic.total(value, kept, slope)
+        of_probs = -total[:, None]
+        for factor in self._factors(slopes):
+            of_probs = factor.add_(of_probs)
+        gradient = self._probs.mul_(of_probs)
+        for statistic, kept, slope in self._add_statistics(gradient, slopes):
+            statistic.add_to(gradient, kept, slope)
+        return gradient.scatter_add_(1, self._column, -by_ce[:, None])
+
+
+class Decisions:
+    """The two outcomes of every decision of a multi-label problem, as 2 * N * C rows of two classes.
+
+    A label of the logits (N, C) applies with probability sigmoid(z). `shares` are what the labels in [0, 1] give to the
+    outcomes: a fraction is the mean of its outcomes, and an ignored decision has no shares.
+    """
+
+    def __init__(
+        self, logits: Tensor, labels: Tensor, reads: Sequence[Statistic]
+    ) -> None:
+        # A masked label (-inf) must not become 0 * inf.
+        z = logits.to(wide(logits)).reshape(-1).clamp(-1e30, 1e30)
+        target = labels.to(z.dtype).reshape(-1)
+        shares = torch.stack([target, 1 - target])
+        self.shares = shares.masked_fill(target == IGNORE_INDEX, 0).reshape(-1)
+        cross_entropy = -F.logsigmoid(torch.stack([z, -z]))
+        self.numbers: list[Any] = [cross_entropy.flatten()]
+        for statistic in reads:
+            if isinstance(statistic, defined.MeanLogProb):
+                # The two outcomes of a decision have one class weight.
+                mean = -cross_entropy.mean(0)
+                self.numbers.append(mean.repeat(2))
+            elif isinstance(statistic, defined.OtherPowers):
+                # Only the label's own class counts.
+                self.numbers.append(torch.zeros_like(self.numbers[0]))
+
+
+def check_labels(labels: Tensor, n_classes: int, *, of_weights: bool = False) -> None:
+    """Raise if a label (N,) is neither a class nor ignored, and name it; a GPU asserts without being waited for.
+
+    `of_weights` says that the number of classes is that of the class weights, which may be the wrong one.
+    """
+    wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
+    requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
+    way_out = "set the model's num_labels, or relabel"
+    if labels.is_cuda:
+        torch._assert_async(~wrong.any(), f"expected {requirement}")
+    elif bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        label = int(labels[row])
+        got = f"{label} in row {row}"
+        if of_weights and label >= n_classes:
+            requirement = "class_weights to have an entry for each label"
+            got = f"{n_classes} for label {got}"
+            way_out = "give one for each class of the model, or relabel"
+        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
+
+
+def name_wrong_label(labels: Tensor, n_classes: int, error: Exception) -> None:
+    """Raise the error of `check_labels` after PyTorch's own. A GPU that has asserted answers no more questions."""
+    if not labels.is_cuda:
+        check_labels(labels, n_classes)
+    elif "device-side assert" in str(error):
+        requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
+        got = "one outside, as an assertion of the GPU says"
+        way_out = "set the model's num_labels, or relabel, and start again"
+        raise InputValueError(
+            f"expected {requirement}, got {got}; {way_out}"
+        ) from error
+
+
+def check_shares(shares: Tensor, labels: Tensor) -> None:
+    """Raise for multi-label targets outside [0, 1], one of whose shares is negative; a GPU is not waited for."""
+    if not len(shares):
+        return
+    # This is False for NaN.
+    is_right = shares.min() >= 0
+    requirement = "multi-label labels to be in [0, 1]"
+    way_out = "give 0 or 1 per class, or -100 to ignore a decision"
+    if not shares.is_cpu:
+        torch._assert_async(is_right, f"expected {requirement}; {way_out}")
+    elif not is_right:
+        wrong = ~(shares.view(2, -1) >= 0).all(0)
+        got = labels.reshape(-1)[wrong][0].item()
+        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
