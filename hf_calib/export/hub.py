@@ -29,6 +29,7 @@ from hf_calib._hub import (
     read_card,
 )
 from hf_calib._records import read_json
+from hf_calib.decisions.saved import DECISIONS
 from hf_calib.export.folder import (
     ADAPTER_CONFIG,
     ADAPTERS,
@@ -47,7 +48,9 @@ from hf_calib.scaling.saved_map import MAP_NAME
 # Files of a repository that belong to the weights there.
 _CALIBRATOR = (MAP_NAME, KEPT_HEAD.as_posix())
 _REPORT = "calibration/report.json"
-_OF_A_REPORT = re.compile(r"calibration/(report\.(json|md|html)|figures/[\w-]+\.png)")
+_OF_A_REPORT = re.compile(
+    r"(calibration|decisions)/(report\.(json|md|html)|figures/[\w-]+\.png)"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +72,15 @@ class Changes(NamedTuple):
         """Return the changes in words, for the user to read before the upload."""
         of_others = [name for name in self.removed if name in _CALIBRATOR]
         reports = [name for name in self.removed if _OF_A_REPORT.fullmatch(name)]
-        beside = {*of_others, *reports}
+        rules = [name for name in self.removed if name == DECISIONS]
+        beside = {*of_others, *rules, *reports}
         weights = [name for name in self.removed if name not in beside]
         removed, left_out = ", ".join(weights), ", ".join(self.left_out)
         lines = {
             f"{removed} in {self.repo_id} would be loaded in place of the pushed weights, and will be removed. Earlier "
             "commits keep them.": weights,
             f"{few(of_others)} in {self.repo_id}: a calibrator of other weights, which will be removed.": of_others,
+            f"{few(rules)} in {self.repo_id}: a rule for other probabilities, which will be removed.": rules,
             f"{few(reports)} in {self.repo_id}: a report on an earlier model, which will be removed.": reports,
             f"{left_out} can run code when loaded, and will not be pushed. Save weights as safetensors.": self.left_out,
             f"{few(self.links)}: links, which will not be pushed. Copy what they name into the folder.": self.links,
@@ -104,8 +109,8 @@ def push_folder(
     """Upload the folder of a model in one commit, which also removes weights that would be loaded instead.
 
     `HfApi.upload_folder` makes several commits for many files, uploads pickles, and removes nothing. During the push,
-    or after a push that failed, the repository loads as before. A calibrator or a report there is removed, too, if the
-    folder has none: it is of the model before. All other files are unchanged, and a new repository or branch remains
+    or after a push that failed, the repository loads as before. A calibrator, a rule or a report there is removed, too,
+    if the folder has none: it is of the model before. All other files are unchanged, and a new repository or branch remains
     after a push that failed.
 
     Args:
@@ -161,9 +166,9 @@ def push_folder(
 def _in_the_way(names: Iterable[str], pushed: dict[str, Path]) -> tuple[str, ...]:
     """Weights in a repository's root that would be loaded instead of the pushed ones, and what belongs to others."""
     there = set(names)
-    beside = {*_CALIBRATOR}
-    # Without it, the others may be a user's own files.
-    if _REPORT in there:
+    beside = {*_CALIBRATOR, DECISIONS}
+    # Without one of them, the others may be a user's own files.
+    if _REPORT in there or DECISIONS in there:
         beside |= {name for name in there if _OF_A_REPORT.fullmatch(name)}
     outdated = {LOSS_STATE_NAME, *beside}
     others = {

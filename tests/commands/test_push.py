@@ -242,6 +242,18 @@ def test_folders_that_are_refused_before_anything_is_sent(
     assert contents(unfolded) == before
 
 
+def test_a_rule_of_an_earlier_model_leaves_the_repository(
+    unfolded: Path, hub: Hub
+) -> None:
+    there = ("decisions.json", "decisions/report.json", "decisions/notes.txt")
+    hub.files["me/model"] = {"main": dict.fromkeys(there, b"{}")}
+    (unfolded / "calibration.json").unlink()
+    result = call(unfolded, "me/model", "--no-fold")
+    assert "a rule for other probabilities, which will be removed" in result.stderr
+    left = {*there} & {*hub.files["me/model"]["main"]}
+    assert left == {"decisions/notes.txt"}
+
+
 def test_a_folded_model_that_was_trained_since_is_refused(
     folded: Path, hub: Hub
 ) -> None:
