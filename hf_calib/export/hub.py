@@ -110,8 +110,8 @@ def push_folder(
 
     `HfApi.upload_folder` makes several commits for many files, uploads pickles, and removes nothing. During the push,
     or after a push that failed, the repository loads as before. A calibrator, a rule or a report there is removed, too,
-    if the folder has none: it is of the model before. All other files are unchanged, and a new repository or branch remains
-    after a push that failed.
+    if the folder has none: it is of the model before. All other files are unchanged, and a new repository or branch
+    remains after a push that failed.
 
     Args:
         folder: a folder with config.json and safetensors weights. Pickles, `checkpoint-*`, `_*`, hidden files, and
