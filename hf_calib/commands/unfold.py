@@ -22,6 +22,7 @@ from hf_calib.export.folder import (
 )
 from hf_calib.export.unfold import unfold
 from hf_calib.models.classifier import find_task, refusals
+from hf_calib.models.weights import fingerprint
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
@@ -100,9 +101,9 @@ def run(options: Unfold, running: Running) -> Done:
         model.save_pretrained(made)
         if saved is not None and map_kept:
             scaler, about = saved
-            for name in ("head", "fingerprint"):
-                about.pop(name, None)
-            save_map(scaler, made, {**about, "folded": False})
+            about.pop("head", None)
+            of_weights = {"folded": False, "fingerprint": fingerprint(model)}
+            save_map(scaler, made, {**about, **of_weights})
         copy_files(files, made, _LEFT_OUT)
     lines = ["The weights are those from before the fold, bit for bit."]
     if saved is not None and not map_kept:

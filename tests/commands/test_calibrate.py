@@ -18,6 +18,7 @@ from hf_calib.cards import write_card
 from hf_calib.export import folder as model_folder
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics import negative_log_likelihood
+from hf_calib.models.weights import fingerprint
 from hf_calib.predictions import load_predictions
 from hf_calib.scaling import (
     HistogramBinning,
@@ -239,7 +240,9 @@ class TestCalibrateModel:
         }
         saved = load_map(tmp_path / "plain")
         assert saved.about["folded"] is False
-        assert "fingerprint" not in saved.about  # it was that of the folded weights
+        plain = tmp_path / "plain"
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(plain)
+        assert saved.about["fingerprint"] == fingerprint(model)
 
         # The map that lies beside it gives the folded weights again.
         model = transformers.AutoModelForSequenceClassification.from_pretrained(
