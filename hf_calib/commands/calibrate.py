@@ -17,6 +17,7 @@ from hf_calib._files import check_output, remove_files, whole_folder
 from hf_calib._text import counted, is_hub_name
 from hf_calib.commands.output import (
     check_holds_no_others,
+    check_holds_no_results,
     on_lost_rule,
     results,
 )
@@ -382,6 +383,7 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
     from hf_calib.export.unfold import unfold
 
     check_overwrites_no_original(options.output, [source.model])
+    check_holds_no_results(options.output)
     model = source.classifier.model
     undone = []
     record = saved_map.recorded_in(model.config)

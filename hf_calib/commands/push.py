@@ -222,7 +222,9 @@ def _write_folded(
         about=saved.about,
     )
     rule = _rule_of_served(folder)
-    if rule is not None:
+    own = None if rule is None else rule.fingerprint
+    # The rule may be of weights that were trained since, if the calibrator's file names none.
+    if rule is not None and (own is None or has_weights(folder, own)):
         replace(rule, fingerprint=weights, calibrator=None).save(target)
     # A report on the model with its calibrator next to it is also one on the model with it folded in.
     path = target / _REPORT

@@ -273,6 +273,17 @@ def test_a_rule_for_an_earlier_calibrator_is_removed(
         assert not (folder / "decisions").exists()
 
 
+def test_a_calibrated_model_stays_out_of_a_folder_of_predictions(
+    workplace: Path, tmp_path: Path
+) -> None:
+    words = (*TEMPERATURE, "--output", tmp_path / "out")
+    call("calibrate", workplace / "data.npz", *words)
+    data = ("--data", workplace / "data.csv")
+    refused = call("calibrate", workplace / "model", *data, *words)
+    assert_refused(refused, "output to hold no results of calibrate or decide")
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
 def test_no_rule_of_a_model_next_to_another(workplace: Path, tmp_path: Path) -> None:
     shutil.copytree(workplace / "model", tmp_path / "other")
     words = ("--data", workplace / "data.csv", "--output", tmp_path / "other")

@@ -20,6 +20,7 @@ import transformers
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.decisions.saved import calibrator_of
 from hf_calib.export import save_folded
+from hf_calib.models.weights import fingerprint
 from hf_calib.scaling import IsotonicScaling, TemperatureScaling
 from hf_calib.scaling.saved_map import save_map
 from tests.helpers import commands
@@ -180,7 +181,8 @@ def test_a_rule_for_the_calibrator_is_pushed_with_the_folded_model(
 ) -> None:
     scaler = TemperatureScaling(grid=[2.5]).fit(np.eye(4), [0, 1, 2, 0])
     save_map(scaler, unfolded)
-    rule = replace(RULE, fingerprint="0a" * 32, calibrator=calibrator_of(unfolded))
+    own = {"fingerprint": fingerprint(tiny_bert())}
+    rule = replace(RULE, **own, calibrator=calibrator_of(unfolded))
     rule.save(unfolded)
     pushed = called_for_json(unfolded, "me/model")
     assert pushed["folded"]
@@ -240,6 +242,17 @@ def test_folders_that_are_refused_before_anything_is_sent(
     assert re.search(message, line), line
     assert hub.requests == []
     assert contents(unfolded) == before
+
+
+def test_a_rule_of_weights_that_were_trained_since_stays_here(
+    unfolded: Path, hub: Hub
+) -> None:
+    """The calibrator's file names no weights, so that only the rule's fingerprint tells."""
+    own = {"fingerprint": "0" * 64, "calibrator": calibrator_of(unfolded)}
+    replace(RULE, **own).save(unfolded)
+    pushed = called_for_json(unfolded, "me/model")
+    assert any(note.startswith("decisions.json is left") for note in pushed["notes"])
+    assert "decisions.json" not in hub.files["me/model"]["main"]
 
 
 def test_a_rule_of_an_earlier_model_leaves_the_repository(
