@@ -263,6 +263,7 @@ class CalibrationLoss(nn.Module):
         hyperparameters: the values of all hyperparameters in JSON types; infinity is "inf".
         couples_batch: whether the loss has a penalty on the whole batch.
         reads_labels: whether the loss of a row depends on the index of its label, not only on the probabilities.
+        reads_soft_labels: whether float labels (N, C) are distributions over the classes of one softmax.
     """
 
     def __init__(
@@ -293,6 +294,8 @@ class CalibrationLoss(nn.Module):
             k: INFINITY if v == math.inf else v for k, v in values.items()
         }
         self.multi_label = PROBLEM_TYPES[problem_type]
+        # A trainer may learn from its first batch that there is one label per row; that says nothing of floats.
+        self.reads_soft_labels = problem_type == "single_label_classification"
         self.reads = tuple(entry.reads(**values))
         self.couples_batch = entry.couples_batch
         self.needs_all_rows = entry.needs_all_rows
@@ -316,7 +319,7 @@ class CalibrationLoss(nn.Module):
         if self.multi_label or self.pos_weight is not None:
             self.check_multi_label()
         if self.multi_label is False:
-            self._check_pos_weight("problem_type='single_label_classification'")
+            self.check_no_pos_weight(f"problem_type={problem_type!r}")
         self._make_table()
 
     def _make_table(self) -> None:
@@ -624,7 +627,7 @@ class CalibrationLoss(nn.Module):
 
         Rows of soft labels count alike, because the weights belong to the classes of each.
         """
-        if self.multi_label is False and labels.is_floating_point():
+        if self.reads_soft_labels and labels.is_floating_point():
             return ~are_ignored(labels)
         counts = labels != IGNORE_INDEX
         if self.class_weights is None:
@@ -653,8 +656,8 @@ class CalibrationLoss(nn.Module):
         multi_label = (
             labels.is_floating_point() if self.multi_label is None else self.multi_label
         )
-        has_shares = labels.is_floating_point() and labels.shape == logits.shape
-        is_soft = has_shares and not multi_label
+        is_one_per_class = labels.is_floating_point() and labels.shape == logits.shape
+        is_soft = is_one_per_class and self.reads_soft_labels
         wanted = logits.shape if multi_label or is_soft else logits.shape[:-1]
         if labels.shape != wanted:
             requirement = (
@@ -674,7 +677,7 @@ class CalibrationLoss(nn.Module):
         elif is_soft:
             self.check_takes_soft_labels()
         if not multi_label:
-            self._check_pos_weight(f"{'soft' if is_soft else 'integer'} labels")
+            self.check_no_pos_weight(f"{'soft' if is_soft else 'integer'} labels")
         if (
             multi_label
             and self.multi_label is None
@@ -744,8 +747,8 @@ class CalibrationLoss(nn.Module):
         way_out = f"use one of {', '.join(sorted(able))}"
         _refuse("loss to have a form for soft labels", got, way_out)
 
-    def _check_pos_weight(self, got: str) -> None:
-        """Raise for a weight of labels that apply in a problem with one label per row."""
+    def check_no_pos_weight(self, got: str) -> None:
+        """Raise ValueError if there is a weight of labels that apply; the caller has one label per row."""
         if self.pos_weight is not None:
             way_out = "use class_weights for the classes of one softmax"
             _refuse("pos_weight to be used with several labels per row", got, way_out)
