@@ -411,31 +411,26 @@ class LabelCheck(NamedTuple):
     ) -> None:
         """Raise for the first row of soft labels that is not one share for each class, unless it arrives as such."""
         rows, n_values = np.unique(found.rows, return_counts=True)
-        n_classes = self.problem.n_classes or n_values[0]
-        wrong = rows[n_values != n_classes]
+        n_classes = self.problem.n_classes or int(n_values[0])
+        fits = n_values == n_classes
         requirement = f"one share for each of the {n_classes} classes"
-        got = "another number of them"
-        if len(wrong) == 0:
-            shares = torch.from_numpy(found.values.reshape(-1, n_classes))
-            fits = are_shares(shares) | are_ignored(shares)
-            wrong = rows[~fits.numpy()]
+        if fits.all():
+            fits = _are_soft_labels(torch.tensor(found.values), n_classes)
             requirement = "shares of at least 0 whose rows sum to 1"
-        if len(wrong) == 0:
+        if fits.all():
             return
-        arriving = self.labels_of_rows(dataset, role, [int(wrong[0])])
+        row = int(rows[~fits][0])
+        arriving = self.labels_of_rows(dataset, role, [row])
         if not arriving and not is_stock:
             return
-        if arriving and bool(
-            (are_shares(arriving[0]) | are_ignored(arriving[0])).all()
-        ):
+        if arriving and _are_soft_labels(arriving[0], n_classes).all():
             return
-        if requirement.startswith("shares"):
-            own = found.values[found.rows == wrong[0]]
-            got = f"sum {own.sum():.4g}, from {own.min():.4g} to {own.max():.4g},"
+        own = found.values[found.rows == row]
+        n_wrong = int((~fits).sum())
         check(
             False,
             f"labels of the {role} split to be {requirement}",
-            got=f"{got} in row {wrong[0]} ({counted(len(wrong), 'such row')})",
+            got=f"{few(own.tolist())} in row {row} ({counted(n_wrong, 'such row')})",
             way_out="divide each row by its sum, and give -100 for every class to ignore it; for several labels per "
             "row set the model's problem_type to 'multi_label_classification'",
         )
@@ -457,6 +452,14 @@ class LabelCheck(NamedTuple):
         else:
             fits = (values >= 0) & (values <= 1)
         return fits | (values == IGNORE_INDEX)
+
+
+def _are_soft_labels(labels: Tensor, n_classes: int) -> NDArray[np.bool_]:
+    """Whether each row of labels, (N, C) or flat, is ignored or shares of the classes."""
+    if labels.numel() % n_classes != 0:
+        return np.zeros(1, dtype=bool)
+    rows = labels.reshape(-1, n_classes)
+    return (are_shares(rows) | are_ignored(rows)).numpy()
 
 
 def check_kind(

@@ -297,7 +297,8 @@ class Evaluation:
     def predictions(self, names: Mapping[int, str]) -> Predictions:
         """Return `logits_and_labels` with the class names by class index; logits may be NaN.
 
-        Of soft labels it is the most probable class. For labels of tokens, `sentences` (N,) is the index of each token's sentence.
+        Soft labels become their most probable class. For labels of tokens, `sentences` (N,) is the index of each
+        token's sentence.
         """
         logits, labels = self.logits_and_labels()
         if self.has_soft_labels:

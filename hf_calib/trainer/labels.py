@@ -217,12 +217,12 @@ def balanced_pos_weight(
     """
     way_out = "give one number per label, or one for all"
     has_values = labels is not None and labels.values.dtype.kind in "iuf"
-    n_values = np.empty(0)
+    sizes: list[int] = []
     if labels is not None and has_values:
-        n_values = np.unique(labels.rows, return_counts=True)[1]
-    n_columns = n_labels or int(max(n_values, default=0))
+        sizes = np.unique(np.unique(labels.rows, return_counts=True)[1]).tolist()
+    n_columns = n_labels or max(sizes, default=0)
     check(
-        len(n_values) > 0 and bool((n_values == n_columns).all()),
+        sizes == [n_columns],
         "pos_weight to be given as numbers where the rows of the training split do not have 0 or 1 for each label",
         got="'balanced'",
         way_out=way_out,

@@ -499,7 +499,7 @@ def test_soft_labels_that_are_not_shares_are_counted() -> None:
     shares[5, :2] = torch.tensor([-0.1, torch.nan])
     state = CalibrationState(n_classes=5)
     state.update_logits(logits, shares, soft_labels=True)
-    with pytest.raises(ValueError, match="shares of at least 0 that sum to 1.* got 2"):
+    with pytest.raises(ValueError, match=r"shares of at least 0 that sum to 1.* got 2"):
         state.compute()
 
 
