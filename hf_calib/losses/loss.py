@@ -97,6 +97,13 @@ class LossEntry:
     def couples_batch(self) -> bool:
         return self.rows is not None
 
+    @property
+    def takes_soft_labels(self) -> bool:
+        """Whether the loss, with its default hyperparameters, has a form for soft labels of one softmax."""
+        known = self.hyperparameters.items()
+        reads = self.reads(**{name: each.default for name, each in known})
+        return not self.couples_batch and not _known_of_one_label_only(reads)
+
     def make(
         self, given: Mapping[str, Any], refusal: type[Exception]
     ) -> CalibrationLoss:
@@ -734,17 +741,12 @@ class CalibrationLoss(nn.Module):
         unknown = _known_of_one_label_only(self.reads)
         if not self.couples_batch and not unknown:
             return
-        able = []
-        for name, entry in LOSSES.items():
-            defaults = {k: each.default for k, each in entry.hyperparameters.items()}
-            reads = entry.reads(**defaults)
-            if not entry.couples_batch and not _known_of_one_label_only(reads):
-                able.append(name)
+        able = sorted(name for name, each in LOSSES.items() if each.takes_soft_labels)
         reason = "couples the batch"
         if not self.couples_batch:
             reason = f"reads {', '.join(unknown)}"
         got = f"{self.name!r}, which {reason}"
-        way_out = f"use one of {', '.join(sorted(able))}"
+        way_out = f"use one of {', '.join(able)}"
         _refuse("loss to have a form for soft labels", got, way_out)
 
     def check_no_pos_weight(self, got: str) -> None:

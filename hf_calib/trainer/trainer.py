@@ -1189,6 +1189,10 @@ class CalibrationTrainer(CalibrationMixin):
         TypeError, ValueError: if arguments do not fit together, before any training.
 
     Notes:
+        With the model's `problem_type="single_label_classification"`, lists of floats that sum to 1 are soft labels.
+        `eval_nll` and `eval_brier` are then against these, the other metrics are of the most probable label (the first
+        of several), and a calibrator needs rows with one label.
+
         Checkpoints have the model as trained and, separately, the calibrator, which a resumed run restores. A head
         without a bias (GPT-2's) cannot hold a calibrator with a bias. Rows that accelerate repeats to fill the last
         batch of an epoch on several processes are ignored, except in streams with `dispatch_batches=False`.
