@@ -472,14 +472,12 @@ class CalibrationLoss(nn.Module):
         if self.class_weights is not None:
             weights = self.class_weights.to(logits.device, wide(logits))
         rows = SoftLabels(logits, labels, self.reads, weights)
-        counts = self.row_weights(labels)
-        shares = rows.shares / divisor_of(counts, rows.shares.dtype, reduction, items)
-        if weights is not None:
-            shares = shares * weights
-        values = self.row_values(rows.numbers) * shares
+        shares = rows.shares if weights is None else rows.shares * weights
+        values = torch.linalg.vecdot(self.row_values(rows.numbers), shares)
         if reduction == "none":
-            return values.sum(1).view(labels.shape[:-1])
-        return values.sum()
+            return values.view(labels.shape[:-1])
+        counts = self.row_weights(labels)
+        return values.sum() / divisor_of(counts, values.dtype, reduction, items)
 
     def _reduction(
         self, labels: Tensor, dtype: torch.dtype, reduction: str, items: Divisor

@@ -23,7 +23,7 @@ from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import CalibrationLoss
 from hf_calib.losses.adaptive import GapTableLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.losses.statistics.soft_labels import are_ignored, are_shares
+from hf_calib.losses.statistics.soft_labels import are_valid
 from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.state import LOGGED_METRICS, is_turned_around, lower_is_better
 from hf_calib.trainer.first_rows import has_rows, is_multi_label
@@ -423,6 +423,8 @@ class LabelCheck(NamedTuple):
         arriving = self.labels_of_rows(dataset, role, [row])
         if not arriving and not is_stock:
             return
+        if arriving and not arriving[0].is_floating_point():
+            return
         if arriving and _are_soft_labels(arriving[0], n_classes).all():
             return
         own = found.values[found.rows == row]
@@ -458,8 +460,7 @@ def _are_soft_labels(labels: Tensor, n_classes: int) -> NDArray[np.bool_]:
     """Whether each row of labels, (N, C) or flat, is ignored or shares of the classes."""
     if labels.numel() % n_classes != 0:
         return np.zeros(1, dtype=bool)
-    rows = labels.reshape(-1, n_classes)
-    return (are_shares(rows) | are_ignored(rows)).numpy()
+    return are_valid(labels.reshape(-1, n_classes)).numpy()
 
 
 def check_kind(
@@ -478,17 +479,13 @@ def check_kind(
         return
     wanted = "class indices, for a single-label model"
     got = "one float per class"
+    way_out = "convert them, or set the model's problem_type to 'multi_label_classification', or for soft labels to "
+    way_out += "'single_label_classification'"
     if multi_label:
         wanted = "one float per class, for a multi-label model"
         got = "integers"
-    type_of_labels = "multi" if kind else "single"
-    check(
-        False,
-        f"labels of the {role} split to be {wanted}",
-        got=got,
-        way_out=f"convert them, or set the model's problem_type to '{type_of_labels}_label_classification'"
-        f"{' (or to single_..., for soft labels)' if kind else ''}",
-    )
+        way_out = "convert them, or set the model's problem_type to 'single_label_classification'"
+    check(False, f"labels of the {role} split to be {wanted}", got, way_out)
 
 
 def check_has_labels(

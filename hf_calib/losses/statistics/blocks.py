@@ -233,10 +233,10 @@ class Decisions:
         self.numbers: list[Any] = [cross_entropy.flatten()]
         for statistic in reads:
             if isinstance(statistic, defined.MeanLogProb):
-                # The two outcomes of a decision have one class weight. As with those, log p of an outcome has its
-                # own weight in the end, by which the share is multiplied.
-                of_other = -(weight * cross_entropy[0] + cross_entropy[1]) / 2
-                self.numbers.append(torch.cat([of_other / weight, of_other]))
+                # The two outcomes of a decision have one class weight. `pos_weight` belongs to log p of the outcome
+                # that the label applies, also in the mean; the shares of that outcome are multiplied by it already.
+                mean = -(weight * cross_entropy[0] + cross_entropy[1]) / 2
+                self.numbers.append(torch.cat([mean / weight, mean]))
             elif isinstance(statistic, defined.OtherPowers):
                 # Only the label's own class counts.
                 self.numbers.append(torch.zeros_like(self.numbers[0]))

@@ -47,8 +47,8 @@ class SoftLabels:
         class_weights: Tensor | None,
     ) -> None:
         z = logits.to(wide(logits)).flatten(0, -2)
-        shares = labels.to(z.dtype).flatten(0, -2)
-        self.shares = shares.masked_fill(are_ignored(shares)[:, None], 0)
+        # Only the numbers of an ignored row are negative.
+        self.shares = labels.to(z.dtype).flatten(0, -2).clamp_min(0)
         of_rows = [each for each in reads if not isinstance(each, OtherPowers)]
         first_class = torch.zeros(len(z), dtype=torch.long, device=z.device)
         block = Block(z, first_class, of_rows, class_weights)
@@ -80,14 +80,17 @@ def _other_powers(probs: Tensor, power: float) -> Tensor:
 
 
 def are_ignored(labels: Tensor) -> Tensor:
-    """Whether each row of soft labels (..., C) is ignored: it has -100 for every class."""
-    return (labels == IGNORE_INDEX).all(-1)
+    """Whether each row of checked soft labels (..., C) is ignored: it has -100 for every class, or else for none."""
+    return labels[..., 0] == IGNORE_INDEX
 
 
-def are_shares(labels: Tensor) -> Tensor:
-    """Whether each row of soft labels (..., C) has shares of at least 0 that sum to 1; False for NaN."""
+def are_valid(labels: Tensor) -> Tensor:
+    """Whether each row of soft labels (..., C) has shares of at least 0 that sum to 1, or is ignored; False for NaN."""
     sums = labels.sum(-1, dtype=wide(labels))
-    return ((sums - 1).abs() <= SUM_TOLERANCE) & (labels.amin(-1) >= 0)
+    least = labels.amin(-1)
+    are_shares = ((sums - 1).abs() <= SUM_TOLERANCE) & (least >= 0)
+    is_ignored = (least == labels.amax(-1)) & (least == IGNORE_INDEX)
+    return are_shares | is_ignored
 
 
 def check_soft_labels(labels: Tensor) -> None:
@@ -95,7 +98,7 @@ def check_soft_labels(labels: Tensor) -> None:
     rows = labels.detach().flatten(0, -2)
     if not len(rows):
         return
-    fits = are_shares(rows) | are_ignored(rows)
+    fits = are_valid(rows)
     requirement = "soft labels to be shares of at least 0 whose rows sum to 1"
     if not rows.is_cpu:
         torch._assert_async(fits.all(), f"expected {requirement}")
