@@ -32,12 +32,13 @@ class LossesTable(SphinxDirective):
                 f"expected a line for each of {', '.join(LOSSES)}, in that order, got {', '.join(said)}"
             )
         lines = [
-            "| loss | when | on a CPU | on an H100 | multi-label | couples the batch | source |"
+            "| loss | when | on a CPU | on an H100 | multi-label | soft labels | couples the batch | source |"
         ]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
         for name, entry in LOSSES.items():
             marks = [
                 "yes" if entry.multi_label else "",
+                "yes" if entry.takes_soft_labels else "",
                 "yes" if entry.constructor().couples_batch else "",
             ]
             cells = [

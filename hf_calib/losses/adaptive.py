@@ -199,11 +199,11 @@ class AdaptiveLoss(TableLoss):
         return edges[1:-1], values
 
     def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveLoss:
-        """Apply `.to()`, `.half()` and similar methods to the class weights only, not to the table."""
+        """Apply `.to()`, `.half()` and similar methods to the weights of classes and labels only, not to the table."""
         table = {
             name: self._buffers.pop(name)
             for name in [*self._buffers]
-            if name != "class_weights"
+            if name not in ("class_weights", "pos_weight")
         }
         super()._apply(fn, recurse)
         self._buffers |= table

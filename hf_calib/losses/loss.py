@@ -37,8 +37,15 @@ from hf_calib.losses.statistics.blocks import (
     name_wrong_label,
 )
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic, wide
+from hf_calib.losses.statistics.soft_labels import (
+    KNOWN_OF_EVERY_CLASS,
+    SoftLabels,
+    are_ignored,
+    check_soft_labels,
+)
 
 ClassWeights = Sequence[float] | Tensor | None
+PosWeight = Sequence[float] | Tensor | float | None
 Divisor = Tensor | float | None  # of a sum; None goes by the reduction
 # It returns the value of each row, then its derivative by each number that it is given.
 Formula = Callable[..., Any]
@@ -63,6 +70,7 @@ class Shared(TypedDict, total=False):
     """The arguments of every constructor in addition to the hyperparameters of its loss."""
 
     class_weights: ClassWeights
+    pos_weight: PosWeight
     problem_type: (
         Literal["single_label_classification", "multi_label_classification"] | None
     )
@@ -89,6 +97,13 @@ class LossEntry:
     def couples_batch(self) -> bool:
         return self.rows is not None
 
+    @property
+    def takes_soft_labels(self) -> bool:
+        """Whether the loss, with its default hyperparameters, has a form for soft labels of one softmax."""
+        known = self.hyperparameters.items()
+        reads = self.reads(**{name: each.default for name, each in known})
+        return not self.couples_batch and not _known_of_one_label_only(reads)
+
     def make(
         self, given: Mapping[str, Any], refusal: type[Exception]
     ) -> CalibrationLoss:
@@ -99,7 +114,9 @@ class LossEntry:
         names = [*known, *Shared.__annotations__]
         for key in given.keys() - names:
             requirement = f"the hyperparameters of loss {self.name!r}"
-            way_out = f"{has} ({did_you_mean(key, names)})"
+            # PyTorch's name of the class weights is nearer to another one.
+            wanted = "class_weights" if key == "weight" else key
+            way_out = f"{has} ({did_you_mean(wanted, names)})"
             raise refusal(f"expected {requirement}, got {key!r}; {way_out}")
         values = {}
         for key, each in known.items():
@@ -112,9 +129,8 @@ class LossEntry:
                     expected(argument, each.requirement, repr(value), has)
                 ) from error
         self.check(**values)
-        return self.module(
-            self.name, values, given.get("class_weights"), given.get("problem_type")
-        )
+        shared = {name: given.get(name) for name in Shared.__annotations__}
+        return self.module(self.name, values, **shared)
 
 
 #: All losses by name, each a `LossEntry`.
@@ -203,6 +219,7 @@ def make_loss(
     name: str,
     *,
     class_weights: ClassWeights = None,
+    pos_weight: PosWeight = None,
     problem_type: str | None = None,
     **hyperparameters: Any,
 ) -> CalibrationLoss:
@@ -213,8 +230,12 @@ def make_loss(
         class_weights: (C,) positive factors. The loss of an example (weight x CE and its own penalties) is multiplied
             by the factor of its label, and the mean is the weighted mean, as in `F.cross_entropy`. In a multi-label
             problem a factor belongs to a column. Penalties on the whole batch are not weighted.
+        pos_weight: for multi-label problems, (C,) positive factors, or one for all labels: the loss of a decision whose
+            label applies is multiplied by it, as in `torch.nn.BCEWithLogitsLoss`. It does not change the divisor of the
+            mean. Of `label_smoothing` it multiplies log p of the outcome "applies", also in its share of a smoothed 0.
         problem_type: "single_label_classification" or "multi_label_classification", as in a model's config; with None
-            the dtype of the labels decides.
+            the dtype of the labels decides. With the first, floats (N, C) are soft labels of one softmax; with the
+            second and with None, a label for each of C sigmoids.
         **hyperparameters: the hyperparameters of the loss, by name.
 
     Returns:
@@ -230,7 +251,11 @@ def make_loss(
                 "loss", "be a name in LOSSES", repr(name), did_you_mean(name, LOSSES)
             )
         )
-    shared = {"class_weights": class_weights, "problem_type": problem_type}
+    shared = {
+        "class_weights": class_weights,
+        "pos_weight": pos_weight,
+        "problem_type": problem_type,
+    }
     return LOSSES[name].make(hyperparameters | shared, InputValueError)
 
 
@@ -245,6 +270,7 @@ class CalibrationLoss(nn.Module):
         hyperparameters: the values of all hyperparameters in JSON types; infinity is "inf".
         couples_batch: whether the loss has a penalty on the whole batch.
         reads_labels: whether the loss of a row depends on the index of its label, not only on the probabilities.
+        reads_soft_labels: whether float labels (N, C) are distributions over the classes of one softmax.
     """
 
     def __init__(
@@ -252,6 +278,7 @@ class CalibrationLoss(nn.Module):
         name: str,
         values: Mapping[str, Any],
         class_weights: ClassWeights,
+        pos_weight: PosWeight,
         problem_type: str | None,
     ) -> None:
         super().__init__()
@@ -274,6 +301,8 @@ class CalibrationLoss(nn.Module):
             k: INFINITY if v == math.inf else v for k, v in values.items()
         }
         self.multi_label = PROBLEM_TYPES[problem_type]
+        # A trainer may learn from its first batch that there is one label per row; that says nothing of floats.
+        self.reads_soft_labels = problem_type == "single_label_classification"
         self.reads = tuple(entry.reads(**values))
         self.couples_batch = entry.couples_batch
         self.needs_all_rows = entry.needs_all_rows
@@ -282,14 +311,22 @@ class CalibrationLoss(nn.Module):
         self.gather: Callable[[list[Tensor]], tuple[list[Tensor], int]] | None = None
         weights = None
         if class_weights is not None:
-            weights = _checked_weights(class_weights)
+            requirement = "class_weights to be (C,) finite positive numbers"
+            weights = _checked_weights(class_weights, requirement, "one per class")
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", weights, persistent=False)
+        # (C,), or (1,) if it is of all labels.
+        self.pos_weight: Tensor | None
+        self.register_buffer(
+            "pos_weight", _checked_pos_weight(pos_weight), persistent=False
+        )
         self._values = dict(values)
         # Float labels are checked once only, because each check waits for the device.
         self._label_kind_is_open = True
-        if self.multi_label:
+        if self.multi_label or self.pos_weight is not None:
             self.check_multi_label()
+        if self.multi_label is False:
+            self.check_no_pos_weight(f"problem_type={problem_type!r}")
         self._make_table()
 
     def _make_table(self) -> None:
@@ -364,17 +401,25 @@ class CalibrationLoss(nn.Module):
         Args:
             logits: (N, C), or (N, L, C) for token-level labels, of any float dtype; or a model's output with logits.
             labels: (N,) or (N, L) integers in [0, C), -100 to ignore a row; for multi-label problems (N, C) floats in
-                [0, 1], -100 to ignore a decision. Floats are always read as those of several labels, also one-hot
-                rows. Fractions whose rows all sum to 1 (soft labels of one softmax) in the first batch that has
-                fractions raise an error unless `problem_type` says that the problem is multi-label.
+                [0, 1], -100 to ignore a decision. With `problem_type="single_label_classification"` floats (N, C) are
+                soft labels, shares of the classes that sum to 1, -100 for every class to ignore a row; the loss is the
+                mean over the labels by these shares, sum_k q_k L(z, k). Without a problem type floats are those of
+                several labels, also one-hot rows, and fractions whose rows all sum to 1 in the first batch that has
+                fractions raise an error.
             reduction: "mean" over the rows that are not ignored, "sum", or "none" for a value per row, 0 if ignored.
-                Losses that couple the batch do not support "none".
+                Losses that couple the batch do not support "none". With class weights the mean is the weighted one; of
+                soft labels it is divided by the number of rows. Both are as in `F.cross_entropy`.
             num_items_in_batch: the number of rows in the whole accumulated batch; the sum is divided by it. It is for
                 "mean" only, and 0 only if no row counts; the loss is then 0.
 
         Returns:
-            A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64. If the logit of a
-            label is -inf, the value is the loss's limit, mostly infinity with cross entropy's gradient; never NaN.
+            A scalar, or for "none" a tensor shaped like the labels, of soft labels (N,); in nats, float32 or float64.
+            If the logit of a label is -inf, the value is the loss's limit, mostly infinity with cross entropy's
+            gradient; never NaN.
+
+        Raises:
+            ValueError: if shapes or dtypes do not fit, a label is out of range, or the loss has no form for these
+                labels.
         """
         if not isinstance(logits, Tensor):
             _warn_if_not_shifted(logits, labels)
@@ -384,7 +429,11 @@ class CalibrationLoss(nn.Module):
             self._check_reduction(reduction)
         if num_items_in_batch is not None:
             check_items(num_items_in_batch, reduction, labels)
-        compute = self._of_decisions if multi_label else self._of_rows
+        compute = self._of_rows
+        if multi_label:
+            compute = self._of_decisions
+        elif labels.is_floating_point():
+            compute = self._of_soft_labels
         if not torch.is_autocast_enabled(logits.device.type):
             return compute(logits, labels, reduction, num_items_in_batch)
         with _without_autocast(logits):
@@ -408,7 +457,7 @@ class CalibrationLoss(nn.Module):
         self, logits: Tensor, labels: Tensor, reduction: str, items: Divisor
     ) -> Tensor:
         """The loss of a multi-label problem, by autograd."""
-        decisions = Decisions(logits, labels, self.reads)
+        decisions = Decisions(logits, labels, self.reads, self.pos_weight)
         if not is_traced():
             check_shares(decisions.shares, labels)
         weights = self.row_weights(labels).to(decisions.shares).flatten()
@@ -418,6 +467,23 @@ class CalibrationLoss(nn.Module):
         if reduction == "none":
             return values.view(2, -1).sum(0).view(labels.shape)
         return values.sum()
+
+    def _of_soft_labels(
+        self, logits: Tensor, labels: Tensor, reduction: str, items: Divisor
+    ) -> Tensor:
+        """The expectation of the loss over labels that are distributions, by autograd."""
+        if not is_traced():
+            check_soft_labels(labels)
+        weights = None
+        if self.class_weights is not None:
+            weights = self.class_weights.to(logits.device, wide(logits))
+        rows = SoftLabels(logits, labels, self.reads, weights)
+        shares = rows.shares if weights is None else rows.shares * weights
+        values = torch.linalg.vecdot(self.row_values(rows.numbers), shares)
+        if reduction == "none":
+            return values.view(labels.shape[:-1])
+        counts = self.row_weights(labels)
+        return values.sum() / divisor_of(counts, values.dtype, reduction, items)
 
     def _reduction(
         self, labels: Tensor, dtype: torch.dtype, reduction: str, items: Divisor
@@ -530,7 +596,7 @@ class CalibrationLoss(nn.Module):
         refused = {
             "couples the batch": self.couples_batch,
             "has class weights": self.class_weights is not None,
-            "is multi-label": self.multi_label,
+            "is multi-label": self.multi_label or self.pos_weight is not None,
             "reads the labels": self.reads_labels,
             f"reads {', '.join(others)}": bool(others),
         }
@@ -559,13 +625,21 @@ class CalibrationLoss(nn.Module):
             check(is_constant, requirement, got, f"{way_out}, or bsce_gra")
 
     def normalizer(self, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the divisor of the mean: the number of rows not ignored, or the sum of their class weights."""
+        """Return the divisor of the mean: the number of rows not ignored, or the sum of their class weights.
+
+        In a multi-label problem it is that of the decisions. Rows of soft labels are counted, as in PyTorch.
+        """
         if self.class_weights is not None and not labels.is_floating_point():
             check_labels(labels.flatten(), len(self.class_weights), of_weights=True)
         return self.row_weights(labels).sum(dtype=dtype)
 
     def row_weights(self, labels: Tensor) -> Tensor:
-        """The class weight of each row, or of each decision if multi-label; True without weights, 0 if ignored."""
+        """The class weight of each row, or of each decision if multi-label; True without weights, 0 if ignored.
+
+        Rows of soft labels count alike, because the weights belong to the classes of each.
+        """
+        if self.reads_soft_labels and labels.is_floating_point():
+            return ~are_ignored(labels)
         counts = labels != IGNORE_INDEX
         if self.class_weights is None:
             return counts
@@ -593,14 +667,16 @@ class CalibrationLoss(nn.Module):
         multi_label = (
             labels.is_floating_point() if self.multi_label is None else self.multi_label
         )
-        wanted = logits.shape if multi_label else logits.shape[:-1]
+        is_one_per_class = labels.is_floating_point() and labels.shape == logits.shape
+        is_soft = is_one_per_class and self.reads_soft_labels
+        wanted = logits.shape if multi_label or is_soft else logits.shape[:-1]
         if labels.shape != wanted:
             requirement = (
                 f"labels to have shape {tuple(wanted)} for logits {tuple(logits.shape)}"
             )
-            way_out = "integer class indices per row, or for multi-label problems one float per class"
+            way_out = "integer class indices per row, or for multi-label problems and soft labels one float per class"
             _refuse(requirement, f"{tuple(labels.shape)} {labels.dtype}", way_out)
-        if multi_label != labels.is_floating_point():
+        if multi_label != labels.is_floating_point() and not is_soft:
             kind = "float (multi-label)" if multi_label else "integer (single label)"
             _refuse(
                 f"labels to be {kind}",
@@ -609,6 +685,10 @@ class CalibrationLoss(nn.Module):
             )
         if multi_label:
             self.check_multi_label()
+        elif is_soft:
+            self.check_takes_soft_labels()
+        if not multi_label:
+            self.check_no_pos_weight(f"{'soft' if is_soft else 'integer'} labels")
         if (
             multi_label
             and self.multi_label is None
@@ -616,13 +696,16 @@ class CalibrationLoss(nn.Module):
             and not is_traced()
         ):
             self._label_kind_is_open = False
-            # `F.cross_entropy` would read such rows as probabilities of the classes of one softmax.
+            # They may be the probabilities of the classes of one softmax.
             rows = labels.detach().flatten(0, -2).float()
             sum_to_1 = ((rows.sum(1) - 1).abs() < 1e-3) & (rows >= 0).all(1)
             if rows.shape[1] > 1 and bool(
                 sum_to_1.all() & ((rows > 0) & (rows < 1)).any()
             ):
-                way_out = "F.cross_entropy accepts them; else set problem_type='multi_label_classification'"
+                way_out = "set problem_type='single_label_classification' for soft labels of one softmax, or "
+                way_out += (
+                    "problem_type='multi_label_classification' for a sigmoid per class"
+                )
                 _refuse(
                     "labels to be class indices, or one float per class",
                     "rows that sum to 1",
@@ -638,6 +721,12 @@ class CalibrationLoss(nn.Module):
                 len(self.class_weights),
                 "give them in the order of the model's labels",
             )
+        n_labels = logits.shape[-1]
+        if self.pos_weight is not None and len(self.pos_weight) not in (1, n_labels):
+            requirement = (
+                f"pos_weight to have one entry for each of the {n_labels} labels"
+            )
+            _refuse(requirement, len(self.pos_weight), "or give one number for all")
         return multi_label
 
     def check_multi_label(self) -> None:
@@ -650,6 +739,25 @@ class CalibrationLoss(nn.Module):
             got,
             f"use one of {', '.join(able)}",
         )
+
+    def check_takes_soft_labels(self) -> None:
+        """Raise ValueError if this loss has no form for soft labels of one softmax."""
+        unknown = _known_of_one_label_only(self.reads)
+        if not self.couples_batch and not unknown:
+            return
+        able = sorted(name for name, each in LOSSES.items() if each.takes_soft_labels)
+        reason = "couples the batch"
+        if not self.couples_batch:
+            reason = f"reads {', '.join(unknown)}"
+        got = f"{self.name!r}, which {reason}"
+        way_out = f"use one of {', '.join(able)}"
+        _refuse("loss to have a form for soft labels", got, way_out)
+
+    def check_no_pos_weight(self, got: str) -> None:
+        """Raise ValueError if there is a weight of labels that apply; the caller has one label per row."""
+        if self.pos_weight is not None:
+            way_out = "use class_weights for the classes of one softmax"
+            _refuse("pos_weight to be used with several labels per row", got, way_out)
 
     def _check_reduction(self, reduction: str) -> None:
         """Raise for a reduction that this loss does not have."""
@@ -687,18 +795,34 @@ def _differentiated(
     return value.detach(), by_numbers
 
 
-def _checked_weights(class_weights: Any) -> Tensor:
-    """The class weights (C,) in float32; raise unless they are finite positive numbers."""
+def _known_of_one_label_only(reads: Sequence[Statistic]) -> list[str]:
+    """The names of the statistics that are not known with every class of a row as its label."""
+    kinds = [type(each) for each in reads]
+    return [kind.__name__ for kind in kinds if kind not in KNOWN_OF_EVERY_CLASS]
+
+
+def _checked_pos_weight(given: Any) -> Tensor | None:
+    """The weights (C,) or (1,) of labels that apply, in float32."""
+    if given is None:
+        return None
+    is_one = isinstance(given, Real) or (isinstance(given, Tensor) and given.dim() == 0)
+    values = [given] if is_one else given
+    requirement = "pos_weight to be (C,) finite positive numbers, or one"
+    way_out = "one per label, or one for all"
+    return _checked_weights(values, requirement, way_out)
+
+
+def _checked_weights(given: Any, requirement: str, way_out: str) -> Tensor:
+    """Weights (C,) in float32; raise unless they are finite positive numbers."""
     try:
-        device = getattr(class_weights, "device", None)
-        weights = torch.tensor(numbers_of(class_weights), device=device)
+        device = getattr(given, "device", None)
+        weights = torch.tensor(numbers_of(given), device=device)
     except (TypeError, ValueError, OverflowError):
         weights = torch.empty(0)
     # In float32 a number may become 0 or infinite.
     is_weight = weights.isfinite() & (weights > 0)
     fits = len(weights) > 0 and bool(is_weight.all())
-    requirement = "class_weights to be (C,) finite positive numbers"
-    check(fits, requirement, class_weights, "one per class")
+    check(fits, requirement, given, way_out)
     return weights
 
 

@@ -23,11 +23,15 @@ _IGNORED_LABEL = -100
 _FEW_CLASSES = 16
 # A prediction in `correct` that is not used; dropping it would wait for the device.
 _LEFT_OUT = -1
+# Of the sum of soft labels, as in the losses.
+_SUM_TOLERANCE = 5e-3
 # It limits the temporaries of a chunk of rows.
 _CHUNK_ELEMENTS = 2**19
 
 
-def check_batch(logits: Any, labels: Any, *, n_classes: int, multi_label: bool) -> None:
+def check_batch(
+    logits: Any, labels: Any, *, n_classes: int, multi_label: bool, soft_labels: bool
+) -> None:
     """Raise unless the tensors fit each other and the classes; values are not read."""
     for name, value in (("logits", logits), ("labels", labels)):
         check_type(
@@ -44,13 +48,13 @@ def check_batch(logits: Any, labels: Any, *, n_classes: int, multi_label: bool) 
     )
     are_integers = not (labels.is_floating_point() or labels.dtype == torch.bool)
     check_type(
-        multi_label or are_integers,
+        multi_label or soft_labels or are_integers,
         "labels to be integers",
         labels.dtype,
         "pass class indices, or set multi_label=True for one 0/1 label per class",
     )
     shape = tuple(logits.shape)
-    of_labels = shape if multi_label else shape[:-1]
+    of_labels = shape if multi_label or soft_labels else shape[:-1]
     check(
         tuple(labels.shape) == of_labels,
         f"labels to have shape {of_labels}",
@@ -86,7 +90,8 @@ class LogitSums:
         }
         self._by_class = "class_bins" in sums
         # The numbers of rows, of those that are not finite, of invalid indices and of invalid 0/1 labels.
-        self._counts = torch.zeros(4, dtype=torch.float64, device=self._device)
+        # At last that of rows of soft labels that are not shares.
+        self._counts = torch.zeros(5, dtype=torch.float64, device=self._device)
         self._confidences: list[Tensor] = []
         self._correct: list[Tensor] = []
         # With edges rounded to float32, every float32 value is in the same bin as with float64 edges.
@@ -97,20 +102,26 @@ class LogitSums:
         }
 
     @torch.no_grad()
-    def add(self, logits: Tensor, labels: Tensor, *, multi_label: bool) -> None:
+    def add(
+        self, logits: Tensor, labels: Tensor, *, multi_label: bool, soft_labels: bool
+    ) -> None:
         """Add a batch that `check_batch` has passed."""
         n_classes = logits.shape[-1]
         rows = logits.to(self._device).reshape(-1, n_classes)
         if not labels.is_floating_point():
             # In narrow integers C and -100 would wrap around.
             labels = labels.long()
-        n_labels = n_classes if multi_label else 1
+        n_labels = n_classes if multi_label or soft_labels else 1
         targets = labels.to(self._device).reshape(len(rows), n_labels)
         step = max(1, _CHUNK_ELEMENTS // n_classes)
         for chunk, own in zip(rows.split(step), targets.split(step), strict=True):
             wide = chunk if chunk.dtype == torch.float64 else chunk.float()
             if multi_label:
                 used, confidence = self._add_sigmoid(wide, own)
+            elif soft_labels:
+                shares = own.to(wide.dtype)
+                own = _most_probable(shares)
+                used, confidence = self._add_softmax(wide, own, shares)
             else:
                 used, confidence = self._add_softmax(wide, own)
             invalid = (~used & (own != _IGNORED_LABEL)).sum()
@@ -118,11 +129,13 @@ class LogitSums:
             self._counts[1] += (used & ~confidence.isfinite()).any(dim=1).sum()
             if multi_label:
                 self._counts[3] += invalid
+            elif soft_labels:
+                self._counts[4] += invalid
             else:
                 self._counts[2] += invalid
 
     def fetch(self) -> tuple[dict[str, FloatArray], FloatArray, TopLabel]:
-        """Wait for the device; return the sums, the counts (4,) and the top labels that are used."""
+        """Wait for the device; return the sums, the counts (5,) and the top labels that are used."""
         sums = {name: each.cpu().numpy() for name, each in self._sums.items()}
         # No row has a weight other than 1.
         sums["bins"][0] = sums["bins"][1]
@@ -134,8 +147,13 @@ class LogitSums:
         )
         return sums, self._counts.cpu().numpy(), top
 
-    def _add_softmax(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Add one prediction per row: logits (R, C), labels (R, 1); see `_add`."""
+    def _add_softmax(
+        self, logits: Tensor, labels: Tensor, shares: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Add one prediction per row: logits (R, C), labels (R, 1); see `_add`.
+
+        NLL and Brier score are those against the shares (R, C) of the classes, if they are given.
+        """
         n_classes = logits.shape[1]
         used = (labels >= 0) & (labels < n_classes)
         targets = labels.clamp(0, n_classes - 1)
@@ -149,6 +167,14 @@ class LogitSums:
         if self._by_class:
             self._add_classes(probs, used, targets, used)
         confidence = probs.amax(dim=1, keepdim=True)
+        if shares is not None:
+            log_probs = logits - largest + confidence.log()
+            # 0 times the infinite term of a masked class would be NaN.
+            terms = (shares * log_probs).where(shares > 0, 0)
+            nll = -terms.sum(dim=1, keepdim=True)
+            brier = (probs - shares).double().square().sum(dim=1, keepdim=True)
+            correct = predicted == labels
+            return self._add(used, predicted, [confidence, correct, nll, brier])
         nll = largest - logits.gather(1, targets) - confidence.log()
         others = probs.scatter_(1, targets, 0)
         # 1 - p of the label, accurate near p = 1.
@@ -201,6 +227,16 @@ class LogitSums:
         self._confidences.append(confidence.flatten())
         self._correct.append(kept.flatten())
         return used, confidence
+
+
+def _most_probable(shares: Tensor) -> Tensor:
+    """The first class with the largest share (R, 1); -100 if the row (R, C) is ignored, -1 if it is not shares."""
+    sums = shares.sum(dim=1, keepdim=True)
+    fits = (sums - 1).abs() <= _SUM_TOLERANCE
+    fits &= shares.amin(dim=1, keepdim=True) >= 0
+    ignored = (shares == _IGNORED_LABEL).all(dim=1, keepdim=True)
+    first = shares.argmax(dim=1, keepdim=True)
+    return first.where(fits, -1).masked_fill(ignored, _IGNORED_LABEL)
 
 
 def _scatter(sums: Tensor, slots: Tensor, term: Tensor) -> None:

@@ -321,8 +321,10 @@ class CalibrationState:
         self.by_class = bool(by_class)
         self._sums = self._empty_sums()
         self._sums["cells"] = np.zeros((3, N_CELLS))
-        # The numbers of rows of logits, of those that are not finite, of invalid indices and of invalid 0/1 labels.
-        self._counts = np.zeros(4)
+        # The numbers of rows of logits, of those that are not finite, of invalid indices, of invalid 0/1 labels, and of
+        # invalid soft labels.
+        self._counts = np.zeros(5)
+        self._has_soft_labels = False
         self._on_device: LogitSums | None = None
         # The rows of logits that have been read, which are in the sums but not yet in their cells.
         self._rows = _NO_ROWS
@@ -375,7 +377,12 @@ class CalibrationState:
             self._add_chunk(chunk)
 
     def update_logits(
-        self, logits: Tensor, labels: Tensor, *, multi_label: bool = False
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        *,
+        multi_label: bool = False,
+        soft_labels: bool = False,
     ) -> None:
         """Add a batch of tensors; the NLL is exact even if a probability underflows.
 
@@ -383,9 +390,12 @@ class CalibrationState:
 
         Args:
             logits: (..., C), any float dtype.
-            labels: (...) int in [0, C), or with multi_label (..., C) of 0 and 1; -100 is ignored.
+            labels: (...) int in [0, C), or with multi_label (..., C) of 0 and 1; -100 is ignored. With soft_labels
+                (..., C) float, shares that sum to 1, or -100 for every class.
             multi_label: if False, logits are one softmax per row. If True, each logit is a sigmoid with a label of 0 or
                 1 and counts as one binary prediction, with confidence max(p, 1 - p) and Brier score (p - y)^2.
+            soft_labels: if True, NLL and Brier score are those against the shares q, -sum q log p and sum (p - q)^2.
+                All other metrics are of the most probable label, the first of several.
 
         >>> import torch
         >>> state = CalibrationState(n_classes=2)
@@ -396,10 +406,16 @@ class CalibrationState:
         from hf_calib.metrics.on_device import LogitSums, check_batch
 
         checks.check_flag("multi_label", multi_label)
-        check_batch(logits, labels, n_classes=self.n_classes, multi_label=multi_label)
+        checks.check_flag("soft_labels", soft_labels)
+        way_out = "soft labels are of one softmax"
+        both = multi_label and soft_labels
+        check(not both, "one of multi_label and soft_labels", "both", way_out)
+        kind = {"multi_label": multi_label, "soft_labels": soft_labels}
+        check_batch(logits, labels, n_classes=self.n_classes, **kind)
+        self._has_soft_labels |= soft_labels
         if self._on_device is None:
             self._on_device = LogitSums(self._empty_sums(), self.n_bins, logits.device)
-        self._on_device.add(logits, labels, multi_label=multi_label)
+        self._on_device.add(logits, labels, **kind)
 
     def all_reduce(self) -> None:
         """Share the rows of all processes of torch.distributed; each calls it once, after its last batch."""
@@ -455,6 +471,7 @@ class CalibrationState:
         for name, sums in other._all_sums().items():
             self.sums[name] += sums
         self._counts += other._counts
+        self._has_soft_labels |= other._has_soft_labels
         return self
 
     def _all_sums(self) -> dict[str, FloatArray]:
@@ -498,7 +515,11 @@ class CalibrationState:
         """Raise if logits or labels that were added as tensors are invalid."""
         self._read_device()
         n_rows, not_finite, *invalid = self._counts.astype(int)
-        allowed = (f"lie in 0..{self.n_classes - 1} or be -100", "be 0, 1 or -100")
+        allowed = (
+            f"lie in 0..{self.n_classes - 1} or be -100",
+            "be 0, 1 or -100",
+            "be shares of at least 0 that sum to 1, or -100 for every class",
+        )
         for n, requirement in zip(invalid, allowed, strict=True):
             check(
                 n == 0,
@@ -548,6 +569,12 @@ class CalibrationState:
     def to_bytes(self) -> bytes:
         """Return the state as bytes to send or store: a line of JSON and numbers; reading them executes no code."""
         _check_size(self.n_classes, self.n_bins, self.by_class, _MOST_SENT)
+        check(
+            not self._has_soft_labels,
+            "the state to be of rows with one label for to_bytes",
+            "soft labels, whose scores do not fit the label",
+            "merge such states where they were made, or send compute()",
+        )
         header = json.dumps([_FORMAT, self.n_classes, self.n_bins, self.by_class])
         self._check_logits()
         numbers = np.concatenate([sums.ravel() for sums in self._all_sums().values()])

@@ -91,6 +91,16 @@ def check_goes_with(scaler: Any, problem: Problem) -> None:
     )
 
 
+def check_has_hard_labels(*, are_soft: bool) -> None:
+    """Raise for soft labels of the rows that a calibrator is fitted to."""
+    check(
+        not are_soft,
+        "the calibration split to have one class index per row for a calibrator",
+        got="soft labels",
+        way_out="pass a calibration_dataset with class indices, or set calibration_method='none'",
+    )
+
+
 def check_fitted(scaler: Any, problem: Problem) -> None:
     """Raise for a calibrator that was fitted to other labels or classes than the problem's, or has NaN."""
     saved_map.check_finite(scaler)

@@ -24,7 +24,7 @@ from hf_calib.metrics.checks import check_integer
 from hf_calib.metrics.sums import class_gaps
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import Criterion, map_title, method_of
-from hf_calib.trainer.calibration_map import fit_once
+from hf_calib.trainer.calibration_map import check_has_hard_labels, fit_once
 from hf_calib.trainer.checks import check_is_dataset
 from hf_calib.trainer.evaluation import Evaluation, check_labelled
 from hf_calib.trainer.passes import SplitLoaders, run_held_out
@@ -81,8 +81,11 @@ class CalibrationCallback(TrainerCallback):
         if self._loaders is None:
             self._loaders = SplitLoaders(self.trainer)
         loader = self._loaders.loader(self.calibration_dataset, n_samples)
+        loss = self.trainer.compute_loss_func
         current = Evaluation(
-            self.trainer.accelerator, keep_values=math.inf if keep_logits else 0
+            self.trainer.accelerator,
+            keep_values=math.inf if keep_logits else 0,
+            reads_soft_labels=getattr(loss, "reads_soft_labels", False),
         )
         run_held_out(self.trainer, loader, current)
         return current
@@ -387,6 +390,7 @@ class CalibrationMapCallback(CalibrationCallback):
         try:
             if self.is_of_a_stock_trainer:
                 logits, labels = passed.logits_and_labels()
+                check_has_hard_labels(are_soft=passed.has_soft_labels)
                 fit_once(self.trainer.accelerator, scaler, logits, labels)
             else:
                 self.trainer.fit_calibration_map(scaler, passed)

@@ -23,6 +23,7 @@ from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import CalibrationLoss
 from hf_calib.losses.adaptive import GapTableLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+from hf_calib.losses.statistics.soft_labels import are_valid
 from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.state import LOGGED_METRICS, is_turned_around, lower_is_better
 from hf_calib.trainer.first_rows import has_rows, is_multi_label
@@ -120,15 +121,22 @@ def check_is_classifier(problem: Problem) -> None:
     )
 
 
-def check_number_of_weights(weights: Tensor | None, n_classes: int | None) -> None:
-    """Raise unless there is a class weight for each class, if their number is known."""
-    n_weights = n_classes if weights is None else len(weights)
-    check(
-        n_classes is None or n_weights == n_classes,
-        f"class_weights to have one entry for each of the {n_classes} classes",
-        got=n_weights,
-        way_out="give them in the order of the model's labels",
-    )
+def check_number_of_weights(loss: CalibrationLoss, n_classes: int | None) -> None:
+    """Raise unless there is a weight for each class, or for each label that applies, if their number is known."""
+    if n_classes is None:
+        return
+    for argument, weights in (
+        ("class_weights", loss.class_weights),
+        ("pos_weight", loss.pos_weight),
+    ):
+        n_weights = n_classes if weights is None else len(weights)
+        is_of_all = argument == "pos_weight" and n_weights == 1
+        check(
+            n_weights == n_classes or is_of_all,
+            f"{argument} to have one entry for each of the {n_classes} classes",
+            got=n_weights,
+            way_out="give them in the order of the model's labels",
+        )
 
 
 def check_smoothing_is_read(args: Any, config: Any) -> None:
@@ -335,7 +343,9 @@ class LabelCheck(NamedTuple):
         is_number = found.values.dtype.kind in "iuf"
         if not is_number:
             return
-        if self.problem.answers is None:
+        if self._are_soft(found):
+            self._check_shares(found, dataset, role, is_stock=is_stock)
+        elif self.problem.answers is None:
             self._check_range(found, dataset, role, is_stock=is_stock)
         elif not may_change:
             self.problem.answers.check(found, role)
@@ -390,6 +400,43 @@ class LabelCheck(NamedTuple):
             way_out=way_out,
         )
 
+    def _are_soft(self, found: Labels) -> bool:
+        """Whether the labels are lists of floats, and the model has one softmax."""
+        is_float = found.values.dtype.kind == "f"
+        has_lists = len(found.values) > len(np.unique(found.rows))
+        return self.problem.reads_soft_labels and is_float and has_lists
+
+    def _check_shares(
+        self, found: Labels, dataset: Any, role: str, *, is_stock: bool
+    ) -> None:
+        """Raise for the first row of soft labels that is not one share for each class, unless it arrives as such."""
+        rows, n_values = np.unique(found.rows, return_counts=True)
+        n_classes = self.problem.n_classes or int(n_values[0])
+        fits = n_values == n_classes
+        requirement = f"one share for each of the {n_classes} classes"
+        if fits.all():
+            fits = _are_soft_labels(torch.tensor(found.values), n_classes)
+            requirement = "shares of at least 0 whose rows sum to 1"
+        if fits.all():
+            return
+        row = int(rows[~fits][0])
+        arriving = self.labels_of_rows(dataset, role, [row])
+        if not arriving and not is_stock:
+            return
+        if arriving and not arriving[0].is_floating_point():
+            return
+        if arriving and _are_soft_labels(arriving[0], n_classes).all():
+            return
+        own = found.values[found.rows == row]
+        n_wrong = int((~fits).sum())
+        check(
+            False,
+            f"labels of the {role} split to be {requirement}",
+            got=f"{few(own.tolist())} in row {row} ({counted(n_wrong, 'such row')})",
+            way_out="divide each row by its sum, and give -100 for every class to ignore it; for several labels per "
+            "row set the model's problem_type to 'multi_label_classification'",
+        )
+
     def _is_multi_label(self, values: NDArray[Any]) -> bool:
         if self.problem.multi_label is None:  # The first batch would decide like this.
             return values.dtype.kind == "f"
@@ -409,23 +456,36 @@ class LabelCheck(NamedTuple):
         return fits | (values == IGNORE_INDEX)
 
 
-def check_kind(batch: Any, role: str, label_key: str, multi_label: bool | None) -> None:
-    """Raise for a batch whose labels are of another kind than the problem."""
+def _are_soft_labels(labels: Tensor, n_classes: int) -> NDArray[np.bool_]:
+    """Whether each row of labels, (N, C) or flat, is ignored or shares of the classes."""
+    if labels.numel() % n_classes != 0:
+        return np.zeros(1, dtype=bool)
+    return are_valid(labels.reshape(-1, n_classes)).numpy()
+
+
+def check_kind(
+    batch: Any,
+    role: str,
+    label_key: str,
+    multi_label: bool | None,
+    loss: CalibrationLoss,
+) -> None:
+    """Raise for a batch whose labels are of another kind than the problem, or are soft and of no use for the loss."""
     kind = is_multi_label(batch, label_key)
     if kind is None or multi_label is None or kind == multi_label:
         return
+    if loss.reads_soft_labels:
+        loss.check_takes_soft_labels()
+        return
     wanted = "class indices, for a single-label model"
     got = "one float per class"
+    way_out = "convert them, or set the model's problem_type to 'multi_label_classification', or for soft labels to "
+    way_out += "'single_label_classification'"
     if multi_label:
         wanted = "one float per class, for a multi-label model"
         got = "integers"
-    type_of_labels = "multi" if kind else "single"
-    check(
-        False,
-        f"labels of the {role} split to be {wanted}",
-        got=got,
-        way_out=f"convert them, or set the model's problem_type to '{type_of_labels}_label_classification'",
-    )
+        way_out = "convert them, or set the model's problem_type to 'single_label_classification'"
+    check(False, f"labels of the {role} split to be {wanted}", got, way_out)
 
 
 def check_has_labels(

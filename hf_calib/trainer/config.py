@@ -24,8 +24,10 @@ from hf_calib.trainer.callbacks import STRATEGIES, check_option, check_updates
 
 if TYPE_CHECKING:
     ClassWeights = list[float] | str | None
+    PosWeight = list[float] | float | str | None
 else:  # HfArgumentParser allows one type per field: strings, which are parsed unless they are "balanced".
     ClassWeights = list[str] | None
+    PosWeight = list[str] | None
 
 Kind = TypeVar("Kind")
 # Class priors are given, and not fitted to a calibration split.
@@ -79,6 +81,8 @@ class CalibrationConfig:
         loss_kwargs: Hyperparameters of the loss, as JSON: '{"gamma": 3.0}'.
         class_weights: One positive weight per class, in the order of the model's labels; or 'balanced': N / (C n_c),
             from the n_c labels of each class in the training split.
+        pos_weight: For several labels per row: one positive weight per label for the decisions in which it applies, or
+            one for all labels; or 'balanced': the negatives over the positives of each label in the training split.
         n_bins: Number of bins of the reported calibration errors.
         gamma_update_steps: Number of optimizer steps between updates of an adaptive loss (adafocal, ada_dual_focal,
             calfocal, ece_ce). Default: an update at each evaluation, or after each epoch if eval_strategy is 'no'.
@@ -108,6 +112,7 @@ class CalibrationConfig:
     loss: str = "cross_entropy"
     loss_kwargs: dict[str, Any] | str | None = None
     class_weights: ClassWeights = None
+    pos_weight: PosWeight = None
     n_bins: int = 15
     gamma_update_steps: int | None = None
     gamma_update_schedule: dict[int, int] | str | None = None
@@ -143,7 +148,7 @@ class CalibrationConfig:
             schedule=_from_json(self.gamma_update_schedule),
             samples=self.gamma_update_samples,
         )
-        self.class_weights = _read_weights(self.class_weights)
+        self._read_all_weights()
         # Both raise for what they cannot make.
         self.make_scaler()
         loss = self.make_loss()
@@ -156,6 +161,11 @@ class CalibrationConfig:
             way_out="leave it out, or use loss='adafocal'",
         )
 
+    def _read_all_weights(self) -> None:
+        """Turn the weights of classes and labels into numbers, unless they are "balanced"."""
+        self.class_weights = _read_weights("class_weights", self.class_weights)
+        self.pos_weight = _read_weights("pos_weight", self.pos_weight)
+
     def fields(self) -> dict[str, Any]:
         """The settings of loss, callbacks and calibrator, without those of the Trainer."""
         names = CalibrationConfig.__dataclass_fields__
@@ -167,20 +177,29 @@ class CalibrationConfig:
         return repr([*self.fields().values(), smoothing])
 
     def make_loss(
-        self, problem_type: str | None = None, balanced: list[float] | None = None
+        self,
+        problem_type: str | None = None,
+        balanced: list[float] | None = None,
+        balanced_pos_weight: list[float] | None = None,
     ) -> Any:
         """Return the configured `CalibrationLoss` for a model's `problem_type`; with None the labels' dtype decides."""
         weights: Any = (
             balanced if self.class_weights == "balanced" else self.class_weights
         )
+        pos_weight: Any = self.pos_weight
+        if pos_weight == "balanced":
+            # Until the labels are counted, all weights are 1.
+            pos_weight = balanced_pos_weight or 1.0
         name = self.loss
         given: Any = self.loss_kwargs or {}
-        no_hyperparameters = given.keys() & {"name", "class_weights", "problem_type"}
+        shared = {"name", "class_weights", "pos_weight", "problem_type"}
+        no_hyperparameters = given.keys() & shared
         check(
             not no_hyperparameters,
             "loss_kwargs to have hyperparameters of the loss only",
             got=few(sorted(no_hyperparameters)),
-            way_out="class_weights is a setting of its own, loss is the name, and the model has its problem_type",
+            way_out="class_weights and pos_weight are settings of their own, loss is the name, and the model has its "
+            "problem_type",
         )
         # The Trainer's argument, which a separate configuration does not have.
         smoothing = getattr(self, "label_smoothing_factor", 0)
@@ -194,7 +213,11 @@ class CalibrationConfig:
             name = "label_smoothing"
             given = {"smoothing": smoothing}
         return make_loss(
-            name, class_weights=weights, problem_type=problem_type, **given
+            name,
+            class_weights=weights,
+            pos_weight=pos_weight,
+            problem_type=problem_type,
+            **given,
         )
 
     def make_scaler(self) -> Any:
@@ -244,7 +267,7 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
 
     def __post_init__(self) -> None:
         self.loss_kwargs = read_mapping(self.loss_kwargs)
-        self.class_weights = _read_weights(self.class_weights)
+        self._read_all_weights()
         schedule_reads_it = self.lr_scheduler_type in METRIC_SCHEDULES
         needs_metric = self.load_best_model_at_end or schedule_reads_it
         # An adaptive loss itself changes between evaluations.
@@ -290,11 +313,16 @@ def _plain(value: Any) -> Any:
     return "inf" if is_infinite else value
 
 
-def _read_weights(given: Any) -> Any:
-    """Class weights as numbers or "balanced"; the command line gives a list of strings."""
+def _read_weights(argument: str, given: Any) -> Any:
+    """Weights as numbers or "balanced"; the command line gives a list of strings."""
     if given is None:
         return None
     weights = _plain(given)
+    way_out = "give one number per class, in the order of the model's labels"
+    if argument == "pos_weight":
+        way_out = "give one number per label, in the order of the model's labels, or one for all"
+        is_number = isinstance(weights, int | float) and not isinstance(weights, bool)
+        weights = [weights] if is_number else weights
     if weights in ("balanced", ["balanced"]):
         return "balanced"
     try:
@@ -303,9 +331,9 @@ def _read_weights(given: Any) -> Any:
         numbers = []
     check(
         bool(numbers),
-        "class_weights to be numbers, or 'balanced'",
+        f"{argument} to be numbers, or 'balanced'",
         got=few([repr(given)]),
-        way_out="give one number per class, in the order of the model's labels",
+        way_out=way_out,
     )
     return numbers
 

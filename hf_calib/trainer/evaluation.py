@@ -36,7 +36,7 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
 class Batch(NamedTuple):
-    """Logits (N, ..., C) with labels (N, ...), or with float labels of their shape if multi-label."""
+    """Logits (N, ..., C) with labels (N, ...), or with float labels of their shape: several labels, or soft ones."""
 
     logits: Tensor
     labels: Tensor
@@ -61,6 +61,8 @@ class Evaluation:
     sample_tokens: bool = (
         False  # Keep a random sample, because logits of a vocabulary are large.
     )
+    # Float labels are distributions over the classes of one softmax.
+    reads_soft_labels: bool = False
     dataset: Any = None
     calibration_map: Any = None  # A fitted calibrator, whose metrics are computed, too.
     is_of_other_weights: bool = False  # Than those that the calibrator was fitted to.
@@ -69,6 +71,7 @@ class Evaluation:
         self.raw: CalibrationState | None = None
         self.calibrated: CalibrationState | None = None
         self.multi_label = False
+        self.has_soft_labels = False
         self.rows: list[Batch] = []  # What is kept.
         self.lengths: list[Tensor] = []  # Lengths of the sentences in `rows` of tokens.
         # What compute_loss has read of the batch in hand; `passes.watched` empties it before each batch.
@@ -87,16 +90,16 @@ class Evaluation:
     # ---- Batches ----
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch: logits (N, ..., C) with labels (N, ...), or with float labels of their shape if multi-label."""
+        """Add a batch: logits (N, ..., C) with labels (N, ...), or with float labels of their shape."""
         logits = logits.detach()
-        multi_label = labels.is_floating_point()
+        is_one_per_class = labels.is_floating_point()
         if self.raw is None:
-            self._begin(logits, multi_label=multi_label)
+            self._begin(logits, is_one_per_class=is_one_per_class)
         if (
             self.keep_values
             and not self.sample_tokens
             and labels.dim() == 2
-            and not multi_label
+            and not is_one_per_class
         ):
             self._add_lengths(labels)
 
@@ -104,9 +107,7 @@ class Evaluation:
         n_own = self._n_own_rows(len(labels))
         rows = logits[:n_own].reshape(-1, logits.shape[-1])
         own_labels = labels[:n_own]
-        targets = (
-            own_labels.reshape(rows.shape) if multi_label else own_labels.reshape(-1)
-        )
+        targets = own_labels.reshape(rows.shape if is_one_per_class else -1)
         self._waiting.append(Batch(rows, targets))
         self._n_waiting += rows.numel()
 
@@ -118,9 +119,10 @@ class Evaluation:
             # Until then a hook of the user's may work in place, and a model may reuse the memory of its outputs.
             self._waiting[-1] = Batch(rows.clone(), targets.clone())
 
-    def _begin(self, logits: Tensor, *, multi_label: bool) -> None:
+    def _begin(self, logits: Tensor, *, is_one_per_class: bool) -> None:
         """Make the sums, whose kind the first batch decides."""
-        self.multi_label = multi_label
+        self.multi_label = is_one_per_class and not self.reads_soft_labels
+        self.has_soft_labels = is_one_per_class and self.reads_soft_labels
         self.raw = self._new_state(logits.shape[-1])
         self._random = torch.Generator(logits.device)
         # Each process draws from its own tokens.
@@ -129,7 +131,7 @@ class Evaluation:
             self.calibrated = self._new_state(logits.shape[-1])
             check_size(self.calibration_map, logits.shape[-1])
             self._mapped = on_device(self.calibration_map.affine_map(), logits)
-        if multi_label and self.keep_values < math.inf:
+        if is_one_per_class and self.keep_values < math.inf:
             self.keep_values = 0  # No report resamples these.
 
     def _new_state(self, n_classes: int) -> CalibrationState:
@@ -162,15 +164,14 @@ class Evaluation:
         logits, labels = _joined(self._waiting)
         self._waiting = []
         self._n_waiting = 0
-        self.raw.update_logits(logits, labels, multi_label=self.multi_label)
+        kind = {"multi_label": self.multi_label, "soft_labels": self.has_soft_labels}
+        self.raw.update_logits(logits, labels, **kind)
         if self.calibrated is not None:
             step = max(1, _MAPPED_AT_ONCE // logits.shape[1])
             for some, their_labels in zip(
                 logits.split(step), labels.split(step), strict=True
             ):
-                self.calibrated.update_logits(
-                    self._mapped(some), their_labels, multi_label=self.multi_label
-                )
+                self.calibrated.update_logits(self._mapped(some), their_labels, **kind)
         if self.keep_values:
             self._keep(logits, labels)
 
@@ -280,7 +281,7 @@ class Evaluation:
     def logits_and_labels(self) -> Arrays:
         """Return the logits (N, C) float32 and the labels of all rows that are not ignored, if logits were kept.
 
-        A multi-label row counts if any of its decisions does; unknown decisions are -100.
+        A multi-label row counts if any of its decisions does; unknown decisions are -100. Soft labels are (N, C).
         """
         was_to_keep = self.keep_values > 0 or bool(self.rows)
         check(
@@ -296,9 +297,12 @@ class Evaluation:
     def predictions(self, names: Mapping[int, str]) -> Predictions:
         """Return `logits_and_labels` with the class names by class index; logits may be NaN.
 
-        For labels of tokens, `sentences` (N,) is the index of each token's sentence.
+        Soft labels become their most probable class. For labels of tokens, `sentences` (N,) is the index of each
+        token's sentence.
         """
         logits, labels = self.logits_and_labels()
+        if self.has_soft_labels:
+            labels = labels.argmax(axis=1)
         sentences = None
         if self.lengths:
             lengths = torch.cat(self.lengths).cpu().numpy()

@@ -36,6 +36,7 @@ class Problem(NamedTuple):
     answers: AnswerOptions | None = (
         None  # If the classes are a few tokens of a language model.
     )
+    reads_soft_labels: bool = False  # Floats are shares of the classes of one softmax.
 
 
 class Labels(NamedTuple):
@@ -200,18 +201,72 @@ def balanced_weights(
     )
     # One row of each class shows whether the labels are changed before the model sees them.
     _, first = np.unique(values, return_index=True)
-    rows = np.unique(labels.rows[first]).tolist()
+    _check_unchanged("class_weights", labels, labels.rows[first], arriving, way_out)
+    weights = len(counted) / (len(counts) * counts)
+    return weights.tolist()
+
+
+def balanced_pos_weight(
+    labels: Labels | None,
+    n_labels: int | None,
+    arriving: Callable[[list[int]], list[Tensor]],
+) -> list[float]:
+    """Return the negatives over the positives of each label in the training split, without ignored decisions.
+
+    `arriving` is as in `balanced_weights`.
+    """
+    way_out = "give one number per label, or one for all"
+    has_values = labels is not None and labels.values.dtype.kind in "iuf"
+    sizes: list[int] = []
+    if labels is not None and has_values:
+        sizes = np.unique(np.unique(labels.rows, return_counts=True)[1]).tolist()
+    n_columns = n_labels or max(sizes, default=0)
+    check(
+        sizes == [n_columns],
+        "pos_weight to be given as numbers where the rows of the training split do not have 0 or 1 for each label",
+        got="'balanced'",
+        way_out=way_out,
+    )
+    assert labels is not None
+    decisions = labels.values.reshape(-1, n_columns)
+    is_decided = decisions >= 0
+    positives = np.where(is_decided, decisions, 0).sum(axis=0)
+    negatives = is_decided.sum(axis=0) - positives
+    for kind, found in (("positive", positives), ("negative", negatives)):
+        absent = np.flatnonzero(found <= 0).tolist()
+        check(
+            not absent,
+            f"pos_weight to be 'balanced' over labels that have a {kind} in the training split",
+            got=f"no {kind} of label {few(absent)}",
+            way_out=way_out,
+        )
+    # One positive of each label shows whether the labels are changed before the model sees them.
+    first = (decisions > 0).argmax(axis=0)
+    _check_unchanged(
+        "pos_weight", labels, labels.rows[first * n_columns], arriving, way_out
+    )
+    weights = negatives / positives
+    return weights.tolist()
+
+
+def _check_unchanged(
+    argument: str,
+    labels: Labels,
+    of_rows: NDArray[np.int64],
+    arriving: Callable[[list[int]], list[Tensor]],
+    way_out: str,
+) -> None:
+    """Raise if the labels of these rows arrive as others."""
+    rows = np.unique(of_rows).tolist()
     for row, found in zip(rows, arriving(rows), strict=False):
-        own = values[labels.rows == row]
+        own = labels.values[labels.rows == row]
         theirs = found.flatten().numpy()
         check(
             _are_the_same(own, theirs),
-            "class_weights to be given as numbers where a transform or collator changes the labels",
+            f"{argument} to be given as numbers where a transform or collator changes the labels",
             got=f"'balanced', and labels {few(own.tolist())} of row {row}, which arrive as {few(theirs.tolist())}",
             way_out=way_out,
         )
-    weights = len(counted) / (len(counts) * counts)
-    return weights.tolist()
 
 
 def _are_the_same(labels: NDArray[Any], arriving: NDArray[Any]) -> bool:

@@ -74,6 +74,7 @@ def about_map(
         "class_weights": None
         if loss.class_weights is None
         else loss.class_weights.tolist(),
+        "pos_weight": None if loss.pos_weight is None else loss.pos_weight.tolist(),
         **(OF_PAIRS if is_pair else {}),
         "folded": False,
         "data": _data(results, split, n_examples),
@@ -146,6 +147,8 @@ def _evaluated_rows(results: Results, evaluation: Evaluation) -> dict[str, Any]:
     else:
         split = evaluation.prefix
     rows = {"split": split, **described_rows(dataset)}
+    if evaluation.has_soft_labels:
+        rows["soft_labels"] = True
     if results.mixed_precision in ("bf16", "fp16"):
         rows["autocast"] = results.mixed_precision
     if evaluation.raw is not None and not evaluation.multi_label:
@@ -168,10 +171,10 @@ def report_of(
 ) -> CalibrationReport | None:
     """Return the report on the last evaluation before and after calibration, with sections on OOD logits by name.
 
-    It is None if no logits were kept, and in the cases of `report_on`.
+    It is None if no logits were kept, for soft labels, and in the cases of `report_on`.
     """
     evaluation = results.evaluation
-    if evaluation is None or not evaluation.rows:
+    if evaluation is None or not evaluation.rows or evaluation.has_soft_labels:
         return None
     predictions = evaluation.predictions(results.class_names)
     report = report_on(predictions, results.loss.name, results.n_bins, results.scaler)

@@ -62,6 +62,7 @@ _RECORD_KINDS = {
     "loss": str,
     "hyperparameters": dict,
     "class_weights": or_none([number]),
+    "pos_weight?": [number],
 }
 # An entry of each table of an adaptive loss in the log.
 A_GAP = "calibration_gap_00"
@@ -156,10 +157,12 @@ def _table_of(loss: AdaptiveLoss, path: Path) -> dict[str, Any]:
 def loss_record(loss: CalibrationLoss) -> dict[str, Any]:
     """The loss of a run in JSON types, as its checkpoints have it."""
     weights = loss.class_weights
+    of_positives = loss.pos_weight
     record = {
         "loss": loss.name,
         "hyperparameters": loss.hyperparameters,
         "class_weights": None if weights is None else weights.tolist(),
+        "pos_weight": None if of_positives is None else of_positives.tolist(),
     }
     return json.loads(json.dumps(record))
 
@@ -228,14 +231,18 @@ def _is_folded(folder: Path) -> bool:
 def _recorded_loss(state: Mapping[str, Any]) -> dict[str, Any] | None:
     """The loss in the state of a checkpoint; None if it was written by a program that does not record it."""
     found = state.get("stateful_callbacks", {}).get(LOSS_RECORD)
-    return None if found is None else {name: found.get(name) for name in _RECORD_KINDS}
+    if found is None:
+        return None
+    names = [name.removesuffix("?") for name in _RECORD_KINDS]
+    return {name: found.get(name) for name in names}
 
 
 def _in_words(record: dict[str, Any]) -> str:
     """A recorded loss in a message."""
     text = f"loss {record['loss']!r}, {record['hyperparameters']}"
-    if record["class_weights"] is not None:
-        text += f", class_weights={few(record['class_weights'])}"
+    for name in ("class_weights", "pos_weight"):
+        if record[name] is not None:
+            text += f", {name}={few(record[name])}"
     return printable(text)[:300]
 
 

@@ -212,6 +212,7 @@ class CalibrationMixin(Trainer):
             self.n_classes,
             self.calibration_loss.multi_label,
             self.answers,
+            self.calibration_loss.reads_soft_labels,
         )
 
     @property
@@ -244,7 +245,10 @@ class CalibrationMixin(Trainer):
         self.calibration_loss = config.make_loss(
             # The problem type of loss and metrics; None if unknown.
             problem_type=getattr(self.model_config, "problem_type", None),
-            balanced=self._balanced_weights(),
+            balanced=self._balanced("class_weights", of_labels.balanced_weights),
+            balanced_pos_weight=self._balanced(
+                "pos_weight", of_labels.balanced_pos_weight
+            ),
         ).to(self.args.device)
         if config.gather_batch and self.args.world_size > 1:
             self.calibration_loss.gather = all_gather_rows
@@ -259,20 +263,22 @@ class CalibrationMixin(Trainer):
         """What loss and callbacks are made from."""
         config = self.calibration_config
         made_from: list[Any] = [config.settings()]
-        if config.class_weights == "balanced":
+        if "balanced" in (config.class_weights, config.pos_weight):
             # They are counted in these rows, as they arrive.
             made_from += [id(self.train_dataset), id(self.data_collator)]
         return made_from
 
-    def _balanced_weights(self) -> list[float] | None:
-        """The class weights "balanced", which need the labels of the training split."""
-        if self.calibration_config.class_weights != "balanced":
+    def _balanced(
+        self, setting: str, balance: Callable[..., list[float]]
+    ) -> list[float] | None:
+        """The weights "balanced" of classes or labels, which need the labels of the training split."""
+        if getattr(self.calibration_config, setting) != "balanced":
             return None
         labels = None
         if self.answers is None:  # Otherwise the column has tokens.
             labels = of_labels.read_labels(self.train_dataset, self.label_key)
         arriving = partial(labels_of_rows, self, self.train_dataset, "training")
-        return of_labels.balanced_weights(labels, self.n_classes, arriving)
+        return balance(labels, self.n_classes, arriving)
 
     def _check_model(self) -> None:
         """Raise for a model that is not a classifier, and for arguments that do not fit together."""
@@ -289,7 +295,7 @@ class CalibrationMixin(Trainer):
         )
         if self.reads_labels:
             checks.check_is_classifier(self.problem)
-            checks.check_number_of_weights(loss.class_weights, self.n_classes)
+            checks.check_number_of_weights(loss, self.n_classes)
         # The names that the Trainer finds in the model's signature may be of no column.
         if self.reads_labels and self.has_own_loss and self.args.label_names:
             of_labels.check_one_label(self.args.label_names)
@@ -515,9 +521,14 @@ class CalibrationMixin(Trainer):
                 checks.check_calibration_split(dataset, batch, key, n_samples)
             if best is not None and dataset is selecting:
                 checks.check_has_labels(batch, role, key, best)
-            checks.check_kind(batch, role, key, multi_label)
+            checks.check_kind(batch, role, key, multi_label, self.calibration_loss)
+            if is_fitted_to and self.own_callbacks.find(CalibrationMapCallback):
+                are_soft = is_multi_label(batch, key) and multi_label is False
+                maps.check_has_hard_labels(are_soft=bool(are_soft))
             if multi_label is None:  # As the first batch of the training will decide.
                 multi_label = is_multi_label(batch, key)
+        if multi_label is False:
+            self.calibration_loss.check_no_pos_weight("one label per row")
         return multi_label
 
     def _begin_training(self, begin: Callable[..., Any], *given: Any) -> Any:
@@ -614,7 +625,7 @@ class CalibrationMixin(Trainer):
         loss = self.calibration_loss(
             logits, labels, num_items_in_batch=num_items_in_batch
         )
-        # Before it is known, the loss refuses soft labels of one softmax.
+        # Without a problem type the loss refuses soft labels of one softmax.
         if self.calibration_loss.multi_label is None:
             self._set_problem_type(multi_label=labels.is_floating_point())
         if num_items_in_batch is not None:
@@ -819,6 +830,7 @@ class CalibrationMixin(Trainer):
             self.accelerator,
             n_bins=self.calibration_config.n_bins,
             keep_values=keep_values,
+            reads_soft_labels=self.calibration_loss.reads_soft_labels,
             dataset=dataset,
             calibration_map=self.calibration_map,
         )
@@ -848,6 +860,7 @@ class CalibrationMixin(Trainer):
             n_bins=self.calibration_config.n_bins,
             keep_values=math.inf if keep_logits else 0,
             sample_tokens=self._next_token,
+            reads_soft_labels=self.calibration_loss.reads_soft_labels,
         )
         loader = self.split_loaders.loader(self.calibration_split, n_samples)
         with self._in_pass(current):
@@ -884,6 +897,7 @@ class CalibrationMixin(Trainer):
         if held_out is None:
             held_out = self.held_out_pass(keep_logits=True)
         logits, labels = held_out.logits_and_labels()
+        maps.check_has_hard_labels(are_soft=held_out.has_soft_labels)
         maps.check_problem(scaler, labels.ndim == 2)
         maps.fit_once(self.accelerator, scaler, logits, labels)
         split = "calibration" if self.calibration_dataset is not None else "evaluation"
@@ -932,7 +946,7 @@ class CalibrationMixin(Trainer):
         maps.check_fitted(scaler, problem)
         about = results.about_map(self.results, scaler, split, n_examples)
         if self.compute_loss_func is not None:  # The training was not with this loss.
-            of_the_loss = ("loss", "loss_kwargs", "class_weights")
+            of_the_loss = ("loss", "loss_kwargs", "class_weights", "pos_weight")
             about = {key: about[key] for key in about if key not in of_the_loss}
         self._set_map(SavedMap(scaler, about))
         self._weights_of_map = self._fingerprint()
@@ -1175,6 +1189,10 @@ class CalibrationTrainer(CalibrationMixin):
         TypeError, ValueError: if arguments do not fit together, before any training.
 
     Notes:
+        With the model's `problem_type="single_label_classification"`, lists of floats that sum to 1 are soft labels.
+        `eval_nll` and `eval_brier` are then against these, the other metrics are of the most probable label (the first
+        of several), and a calibrator needs rows with one label.
+
         Checkpoints have the model as trained and, separately, the calibrator, which a resumed run restores. A head
         without a bias (GPT-2's) cannot hold a calibrator with a bias. Rows that accelerate repeats to fill the last
         batch of an epoch on several processes are ignored, except in streams with `dispatch_batches=False`.

@@ -50,6 +50,12 @@ class CalibrationRewardConfig(CalibrationConfig, RewardConfig):
             repr(self.class_weights),
             way_out,
         )
+        check(
+            self.pos_weight is None,
+            "pos_weight to be None for rewards",
+            repr(self.pos_weight),
+            way_out,
+        )
 
 
 class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):

@@ -313,6 +313,7 @@ MAKE_THEIR_OWN |= {
     "search",
     "your_own",
     "class_weights",
+    "soft_labels",
     "other_trainers",
     "own_script",
 }

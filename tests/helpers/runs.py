@@ -15,6 +15,7 @@ from tests.helpers.tiny import (
     differences,
     logged,
     sequences,
+    shared,
     tagged,
     tiny_bert,
     weights,
@@ -28,6 +29,11 @@ CASES: dict[str, dict[str, Any]] = {
     "focal weighted": {"loss": "focal", "class_weights": CLASS_WEIGHTS},
     "focal summed": {"loss": "focal", "loss_reduction": "sum", "learning_rate": 2e-4},
     "adafocal": {"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, **UPDATED},
+    "soft cross_entropy weighted": {
+        "loss": "cross_entropy",
+        "class_weights": CLASS_WEIGHTS,
+    },
+    "several pos_weight": {"loss": "focal", "pos_weight": CLASS_WEIGHTS},
     "dispatched": {"accelerator_config": {"dispatch_batches": True}},
     "stream": {"max_steps": 4},
     "tokens cross_entropy weighted": {
@@ -57,7 +63,13 @@ def make_trainer(
     kind, data = (
         ("Token", tagged) if name.startswith("tokens") else ("Sequence", sequences)
     )
-    model = tiny_bert(kind).double()
+    given = {}
+    if name.startswith("soft"):
+        data = shared
+        given = {"problem_type": "single_label_classification"}
+    elif name.startswith("several"):
+        given = {"problem_type": "multi_label_classification"}
+    model = tiny_bert(kind, **given).double()
     settings = {
         "optim": "sgd",
         "learning_rate": 2e-3,
@@ -100,13 +112,16 @@ def evaluate(
 ) -> tuple[dict[str, float], dict[str, float], Any]:
     """Evaluate n rows, fit a temperature on n + 2 others, evaluate again; return both and the trainer.
 
-    A "Stream" has sequences that come without their number.
+    A "Stream" has sequences that come without their number. "Soft" ones are evaluated with soft labels.
     """
-    model = tiny_bert("Sequence" if kind == "Stream" else kind)
-    sets = [
-        (tagged if kind == "Token" else sequences)(model, size, seed=size)
-        for size in (n, n + 2)
-    ]
+    given = {}
+    if kind == "Soft":
+        given = {"problem_type": "single_label_classification"}
+    model = tiny_bert("Token" if kind == "Token" else "Sequence", **given)
+    data = tagged if kind == "Token" else sequences
+    sets = [data(model, size, seed=size) for size in (n, n + 2)]
+    if kind == "Soft":
+        sets[0] = shared(model, n, seed=n)
     evaluation, calibration = (
         s.to_iterable_dataset() if kind == "Stream" else s for s in sets
     )

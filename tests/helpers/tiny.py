@@ -79,6 +79,13 @@ def _sequences(model: Any, n: int, seed: int) -> Dataset:
     return Dataset.from_dict({"input_ids": ids.tolist(), "label": labels.tolist()})
 
 
+def shared(model: Any, n: int, *, seed: int = 1) -> Dataset:
+    """The same token ids with the distribution from which `sequences` draws the label of a row."""
+    ids, logits, _ = _ids_and_logits(model, n, seed)
+    probs = (logits.double() / TRUE_TEMPERATURE).softmax(1)
+    return Dataset.from_dict({"input_ids": ids.tolist(), "label": probs.tolist()})
+
+
 def tagged(model: Any, n: int, *, seed: int = 1) -> Dataset:
     """Token ids and a label per token, -100 for the last 0 to 6 of each row."""
     ids, logits, generator = _ids_and_logits(model, n, seed)

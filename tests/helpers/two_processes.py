@@ -40,6 +40,7 @@ EVALUATIONS = {
     "Sequence": 13,
     "Token": 6,
     "Stream": 13,
+    "Soft": 13,
     "Sequence few": 3,
 }  # none fills 2 processes x 4 rows
 

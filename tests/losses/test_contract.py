@@ -35,7 +35,8 @@ def test_constructors_and_their_documentation(name: str) -> None:
     parameters = inspect.signature(entry.constructor).parameters
     assert entry.constructor.__name__ == entry.constructor().name == name
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values())
-    assert [*entry.hyperparameters, "class_weights", "problem_type"] == list(parameters)
+    shared = ["class_weights", "pos_weight", "problem_type"]
+    assert [*entry.hyperparameters, *shared] == list(parameters)
     text = inspect.getdoc(entry.constructor) or ""
     for key, hyperparameter in entry.hyperparameters.items():
         assert hyperparameter.parse(hyperparameter.default) == parameters[key].default

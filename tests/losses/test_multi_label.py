@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,6 +79,97 @@ def test_values_reductions_and_class_weights(
         )
 
 
+LABELS = torch.tensor([0.5, 3.0, 1.0, 7.0, 0.2], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("pos_weight", [LABELS, 2.5, torch.tensor(2.5), [4.0]])
+def test_pos_weight_is_pytorchs(
+    pos_weight: Any, smoothing: float, reduction: str
+) -> None:
+    """Also with class weights, whose mean is the weighted one, and with labels that are smoothed."""
+    logits, _ = batch()
+    labels = torch.rand(12, 5, generator=torch.Generator().manual_seed(1)).double()
+    labels[:6] = labels[:6].round()
+    for class_weights in (None, torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25])):
+        shared = {"pos_weight": pos_weight, "class_weights": class_weights}
+        loss = make_loss("cross_entropy", **shared)
+        if smoothing:
+            loss = make_loss("label_smoothing", smoothing=smoothing, **shared)
+        weight = 1.0 if class_weights is None else class_weights.double()
+
+        def pytorchs(
+            z: Tensor, y: Tensor, weight: Any = weight, loss: Any = loss
+        ) -> Tensor:
+            return weight * F.binary_cross_entropy_with_logits(
+                z,
+                (1 - smoothing) * y + smoothing / 2,
+                pos_weight=loss.pos_weight.double(),
+                reduction="none",
+            )
+
+        value, gradient = value_and_gradient(pytorchs, logits, labels)
+        if reduction != "none":
+            divisor = 1.0
+            if reduction == "mean":
+                divisor = (weight * torch.ones_like(value)).sum()
+            value, gradient = value.sum() / divisor, gradient / divisor
+        ours = value_and_gradient(loss, logits, labels, reduction=reduction)
+        assert_close(ours, (value, gradient), **EXACT)
+        assert loss.normalizer(labels) == pytest.approx(
+            60 if class_weights is None else 12 * 6.75
+        )
+
+
+@every_case
+def test_pos_weight_multiplies_the_loss_of_labels_that_apply(case: Variant) -> None:
+    logits, labels = batch()
+    plain = make_variant(case, 5)(logits, labels, reduction="none")
+    loss = make_variant(case, 5, pos_weight=LABELS)
+    weight = loss.pos_weight.double()
+    ours = loss(logits, labels, reduction="none")
+    if case[0] == "label_smoothing":  # It also weights a share of the other outcome.
+        decided = (labels >= 0) & (weight != 1)
+        assert (ours != plain)[1:][decided[1:]].all()
+    else:
+        assert_close(ours, torch.where(labels == 1, weight * plain, plain), **EXACT)
+    leaf = logits[1:4].requires_grad_()
+    if not case[0].endswith("_gra"):
+        assert torch.autograd.gradcheck(lambda z: loss(z, labels[1:4]), leaf)
+    whole = loss(logits, labels)
+    parts = [
+        loss(logits[rows], labels[rows], num_items_in_batch=loss.normalizer(labels))
+        for rows in (slice(4), slice(4, None))
+    ]
+    assert_close(sum(parts), whole, **EXACT)
+    assert loss.to(torch.float64).pos_weight.dtype == torch.float64
+
+
+def test_pos_weight_is_for_several_labels() -> None:
+    logits, labels = batch()
+    way_out = "; use class_weights for the classes of one softmax"
+    with pytest.raises(ValueError, match=f"got problem_type='single_label.*{way_out}"):
+        make_loss("focal", pos_weight=2, problem_type="single_label_classification")
+    with pytest.raises(ValueError, match=f"got integer labels{way_out}"):
+        make_loss("focal", pos_weight=2)(logits, labels[:, 0].long())
+    with pytest.raises(ValueError, match="to have a multi-label form, got 'mmce'"):
+        make_loss("mmce", pos_weight=2)
+    with pytest.raises(ValueError, match="one entry for each of the 5 labels, got 3"):
+        make_loss("focal", pos_weight=[1, 2, 3])(logits, labels)
+    with pytest.raises(ValueError, match="which is multi-label"):
+        make_loss("focal", pos_weight=2.0).from_log_probs(logits[:, 0])
+
+
+@pytest.mark.parametrize(
+    "weight", [0, -1.0, [1.0, 0.0], [], "3", float("nan"), True, {1: 2.0}, [[1.0]]]
+)
+def test_pos_weight_is_finite_and_positive(weight: Any) -> None:
+    message = r"expected pos_weight to be \(C,\) finite positive numbers, or one"
+    with pytest.raises(ValueError, match=message):
+        make_loss("cross_entropy", pos_weight=weight)
+
+
 @every_case
 def test_a_soft_label_is_the_mean_of_its_outcomes(case: Variant) -> None:
     """Of cross entropy that is the cross entropy to it, as PyTorch has it."""
@@ -120,15 +213,15 @@ def test_extremes_are_finite(case: Variant, dtype: torch.dtype) -> None:
     assert loss(logits[:0], labels[:0]) == 0
 
 
-def test_soft_labels_of_one_softmax_are_refused() -> None:
-    """`F.cross_entropy` reads them as probabilities; a sigmoid per class is another loss."""
+def test_soft_labels_of_one_softmax_are_refused_without_a_problem_type() -> None:
+    """They may be the probabilities of one softmax; a sigmoid per class is another loss."""
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     soft = torch.tensor(
         [[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.0, 0.9, 0.1], [0.4, 0.4, 0.2]]
     )
     with pytest.raises(
         ValueError,
-        match=r"got rows that sum to 1; F.cross_entropy accepts .* set problem_type",
+        match=r"got rows that sum to 1; set problem_type='single_.* or .*'multi_label",
     ):
         make_loss("cross_entropy")(logits, soft)
     named = make_loss("cross_entropy", problem_type="multi_label_classification")

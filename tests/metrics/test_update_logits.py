@@ -446,3 +446,73 @@ def test_a_vocabulary_has_the_same_metrics_but_that_of_its_classes() -> None:
         InputValueError, match=r"few enough for classwise sums, got 51 classes"
     ):
         _ = gaps_of(whole)
+
+
+# Soft labels
+
+
+def soft_batch(n: int = 40, n_classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(n, n_classes, generator=generator, dtype=torch.float64)
+    shares = torch.randn(n, n_classes, generator=generator, dtype=torch.float64)
+    return logits, (2 * shares).softmax(1)
+
+
+@pytest.mark.parametrize("n_classes", [2, 5, 40])
+def test_soft_labels_have_their_own_scores_and_their_most_probable_label(
+    n_classes: int,
+) -> None:
+    logits, shares = soft_batch(n_classes=n_classes)
+    shares[3] = 1 / n_classes  # The first of those that tie.
+    counted = torch.arange(40) != 7
+    probs = logits.softmax(1)[counted].numpy()
+    own = shares[counted].numpy()
+    shares[7] = -100
+    state = CalibrationState(n_classes=n_classes)
+    state.update_logits(logits[:9], shares[:9], soft_labels=True)
+    state.update_logits(logits[9:], shares[9:], soft_labels=True)
+    hard = CalibrationState(n_classes=n_classes)
+    hard.update_logits(logits[counted], torch.from_numpy(own.argmax(1)))
+    wanted = hard.compute()
+    wanted["nll"] = metrics.negative_log_likelihood(probs, own)
+    wanted["brier"] = metrics.brier_score(probs, own)
+    assert state.compute() == pytest.approx(wanted, rel=1e-12)
+    assert state.n_rows == 39
+
+
+def test_one_hot_soft_labels_are_hard_ones_also_of_masked_classes() -> None:
+    logits, shares = soft_batch()
+    logits[:, 4] = -torch.inf
+    labels = shares[:, :4].argmax(1)
+    soft = CalibrationState(n_classes=5)
+    soft.update_logits(
+        logits, torch.nn.functional.one_hot(labels, 5).float(), soft_labels=True
+    )
+    hard = CalibrationState(n_classes=5)
+    hard.update_logits(logits, labels)
+    assert soft.compute() == pytest.approx(hard.compute(), rel=1e-12)
+
+
+def test_soft_labels_that_are_not_shares_are_counted() -> None:
+    logits, shares = soft_batch()
+    shares[3, 0] += 0.1
+    shares[5, :2] = torch.tensor([-0.1, torch.nan])
+    state = CalibrationState(n_classes=5)
+    state.update_logits(logits, shares, soft_labels=True)
+    with pytest.raises(ValueError, match=r"shares of at least 0 that sum to 1.* got 2"):
+        state.compute()
+
+
+def test_soft_labels_are_of_one_softmax_and_stay_here() -> None:
+    logits, shares = soft_batch()
+    state = CalibrationState(n_classes=5)
+    with pytest.raises(ValueError, match="one of multi_label and soft_labels"):
+        state.update_logits(logits, shares, soft_labels=True, multi_label=True)
+    with pytest.raises(TypeError, match="labels to be integers"):
+        state.update_logits(logits, shares)
+    other = CalibrationState(n_classes=5)
+    other.update_logits(logits, shares, soft_labels=True)
+    state.merge(other)
+    assert state.compute()["nll"] == pytest.approx(other.compute()["nll"])
+    with pytest.raises(ValueError, match=r"one label for to_bytes, got soft labels"):
+        state.to_bytes()

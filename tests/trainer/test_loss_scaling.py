@@ -24,7 +24,15 @@ from tests.helpers.runs import (
 from tests.helpers.tiny import assert_same, differences, logged, tiny_trainer, weights
 
 
-@pytest.mark.parametrize("name", ["focal weighted", "tokens adafocal weighted"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "focal weighted",
+        "tokens adafocal weighted",
+        "soft cross_entropy weighted",
+        "several pos_weight",
+    ],
+)
 def test_accumulation_changes_nothing(name: str, tmp_path: Path) -> None:
     n = 2 * GLOBAL_BATCH + 6  # the last step has 6 rows, which are a mean too
     whole = run(name, tmp_path, 8, 1, n=n)
@@ -33,7 +41,14 @@ def test_accumulation_changes_nothing(name: str, tmp_path: Path) -> None:
     assert_equal_runs(run(name, tmp_path, 1, 8, n=n), whole)
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "tokens cross_entropy weighted"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cross_entropy",
+        "tokens cross_entropy weighted",
+        "soft cross_entropy weighted",
+    ],
+)
 def test_the_training_is_the_one_done_by_hand(name: str, tmp_path: Path) -> None:
     trainer = make_trainer(name, tmp_path, 2, 4)
     model = copy.deepcopy(trainer.model)
@@ -44,9 +59,13 @@ def test_the_training_is_the_one_done_by_hand(name: str, tmp_path: Path) -> None
     losses, norms = [], []
     for batch in whole.get_train_dataloader():
         logits, labels = model(input_ids=batch["input_ids"]).logits, batch["labels"]
+        if labels.is_floating_point():
+            labels = labels.to(logits.dtype)
+        else:
+            labels = labels.reshape(-1)
         loss = F.cross_entropy(
             logits.reshape(-1, logits.shape[-1]),
-            labels.reshape(-1),
+            labels,
             weight=class_weights,
         )
         optimizer.zero_grad()

@@ -169,6 +169,8 @@ def test_bad_input(tmp_path: Path) -> None:
         config(tmp_path, calibration_method="vector")
     with pytest.raises(InputValueError, match=r"class_weights to be None for rewards"):
         config(tmp_path, class_weights=[1.0, 2.0])
+    with pytest.raises(InputValueError, match=r"pos_weight to be None for rewards"):
+        config(tmp_path, pos_weight=2.0)
     with pytest.raises(InputValueError, match=r"loss_reduction to be 'mean' for rew"):
         config(tmp_path, loss_reduction="sum")
     with pytest.raises(

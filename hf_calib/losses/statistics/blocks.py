@@ -210,24 +210,33 @@ class Decisions:
     """The two outcomes of every decision of a multi-label problem, as 2 * N * C rows of two classes.
 
     A label of the logits (N, C) applies with probability sigmoid(z). `shares` are what the labels in [0, 1] give to the
-    outcomes: a fraction is the mean of its outcomes, and an ignored decision has no shares.
+    outcomes: a fraction is the mean of its outcomes, and an ignored decision has no shares. The outcome that the label
+    applies counts `pos_weight` times.
     """
 
     def __init__(
-        self, logits: Tensor, labels: Tensor, reads: Sequence[Statistic]
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        reads: Sequence[Statistic],
+        pos_weight: Tensor | None = None,
     ) -> None:
         # A masked label (-inf) must not become 0 * inf.
         z = logits.to(wide(logits)).reshape(-1).clamp(-1e30, 1e30)
         target = labels.to(z.dtype).reshape(-1)
-        shares = torch.stack([target, 1 - target])
+        weight: Tensor | float = 1.0
+        if pos_weight is not None:
+            weight = pos_weight.to(z).expand(labels.shape).reshape(-1)
+        shares = torch.stack([target * weight, 1 - target])
         self.shares = shares.masked_fill(target == IGNORE_INDEX, 0).reshape(-1)
         cross_entropy = -F.logsigmoid(torch.stack([z, -z]))
         self.numbers: list[Any] = [cross_entropy.flatten()]
         for statistic in reads:
             if isinstance(statistic, defined.MeanLogProb):
-                # The two outcomes of a decision have one class weight.
-                mean = -cross_entropy.mean(0)
-                self.numbers.append(mean.repeat(2))
+                # The two outcomes of a decision have one class weight. `pos_weight` belongs to log p of the outcome
+                # that the label applies, also in the mean; the shares of that outcome are multiplied by it already.
+                mean = -(weight * cross_entropy[0] + cross_entropy[1]) / 2
+                self.numbers.append(torch.cat([mean / weight, mean]))
             elif isinstance(statistic, defined.OtherPowers):
                 # Only the label's own class counts.
                 self.numbers.append(torch.zeros_like(self.numbers[0]))
