@@ -18,6 +18,9 @@ from hf_calib.metrics.sums import Interval, interval_of
 NEVER = 1.0
 # Every probability is above this threshold, unless it is 0 itself.
 ALWAYS = 0.0
+# Scores that are closer are equal: float32 moves those of a pipeline by some 1e-7, and a calibrator such as isotonic
+# scaling gives one score to many rows, which all would cross a threshold beside it.
+TIED = 1e-6
 # Starts of the tested sequence, errors that the first start tolerates, and the factor of rows
 # required for it.
 _LADDER = ((3, 1, 12), (2, 1, 4), (1, 1, 2), (1, 0, 1))
@@ -92,7 +95,8 @@ def certified_threshold(
 
     Scores (N,) are in [0, 1], `right` (N,) bool is the correctness, and `tested` are the `starts`. Inputs with a score
     *above* the threshold are answered: 1 answers none, 0 answers all. Rows with equal scores are answered together or
-    not at all: the threshold is below the last that passed in a random order.
+    not at all: the threshold is below the last that passed in a random order. Scores are equal if they differ by less
+    than `TIED`, and the threshold is half of this above the first score that is not answered.
 
     Notes:
         The p-values are valid: given the (m + 1)-th highest score, the rows above it are a random sample of all rows
@@ -124,10 +128,11 @@ def certified_threshold(
         if not reached[-1]:
             level = 0.0
 
-    # The threshold of m rows is the (m + 1)-th highest score, which may not equal the m-th.
-    lower = np.append(ordered[1:], ALWAYS)
-    is_threshold = np.concatenate(passed) & (lower < ordered)
-    return float(lower[is_threshold].min(initial=NEVER))
+    # The threshold of m rows is just above the (m + 1)-th highest score, which may not equal the m-th.
+    possible = np.append(ordered[1:] + TIED / 2, ALWAYS)
+    is_apart = np.append(ordered[:-1] - ordered[1:] > TIED, ordered[-1] > 0)
+    is_threshold = np.concatenate(passed) & is_apart
+    return float(possible[is_threshold].min(initial=NEVER))
 
 
 def certified_thresholds(

@@ -16,6 +16,7 @@ from hf_calib._errors import InputTypeError, check, expected, few
 from hf_calib.decisions.promise import (
     ALWAYS,
     NEVER,
+    TIED,
     Results,
     answers,
     certified_thresholds,
@@ -588,7 +589,9 @@ class PredictionSets(Rule):
         rank = self._rank(len(scores))
         if rank > len(scores):
             return _IN_EVERY_SET
-        return float(np.partition(scores, rank - 1)[rank - 1])
+        # Scores that are as good as equal to it are in the sets, too.
+        found = float(np.partition(scores, rank - 1)[rank - 1])
+        return min(found + TIED / 2, _IN_EVERY_SET)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -691,6 +694,8 @@ class LabelThresholds(Rule):
         midway = (ordered + np.append(ordered[1:], 0.0)) / 2
         # The first threshold predicts nothing, the last one all rows.
         thresholds = np.append(NEVER, midway)
+        # Probabilities that are as good as equal are predicted together, too.
+        is_apart = np.append(True, ordered - np.append(ordered[1:], -1.0) > TIED)
         n_predicted = np.append(0, np.bincount(places).cumsum())
         n_right = np.append(0, np.bincount(places, weights=labels).cumsum())
         if self.costs is None:
@@ -700,4 +705,4 @@ class LabelThresholds(Rule):
             false_positive, false_negative = self.costs
             saved = (false_positive + false_negative) * n_right
             gains = saved - false_positive * n_predicted
-        return float(thresholds[gains.argmax()])
+        return float(thresholds[np.where(is_apart, gains, -np.inf).argmax()])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from hf_calib.losses.arithmetic import Table
@@ -13,10 +14,28 @@ from hf_calib.losses.engine import is_traced
 from hf_calib.losses.loss import CalibrationLoss
 
 
+class _Copy(NamedTuple):
+    """A table on a device, and the tensors that it was made from, whose ids no others have while they live."""
+
+    table: Table
+    sources: tuple[Tensor, ...]
+    versions: list[int]
+    device: torch.device
+    dtype: torch.dtype
+
+    def is_of(self, sources: tuple[Tensor, ...], ce: Tensor) -> bool:
+        """Whether these are the tensors, unchanged, and the table goes with the cross entropy."""
+        pairs = zip(self.sources, sources, strict=True)
+        are_same = all(own is other for own, other in pairs)
+        versions = [source._version for source in sources]
+        goes_with = self.device == ce.device and self.dtype == ce.dtype
+        return are_same and goes_with and self.versions == versions
+
+
 class TableLoss(CalibrationLoss):
     """A loss with a table on the CPU in float64, of which its formula gets a copy like the logits."""
 
-    _copy: tuple[Any, Table] | None = None
+    _copy: _Copy | None = None
 
     @abstractmethod
     def _bins(self) -> tuple[Tensor, Tensor]:
@@ -33,15 +52,14 @@ class TableLoss(CalibrationLoss):
             table = Table(edges.to(ce), values.to(ce), -math.inf)
             return {"table": table, **self._values}
         # The table is copied once after each change, because a copy to a device costs more than the formula.
-        state = [ce.device, ce.dtype]
-        for source in self._sources():
-            state += [id(source), source._version]
-        if self._copy is None or self._copy[0] != state:
+        if self._copy is None or not self._copy.is_of(self._sources(), ce):
             edges, values = self._bins()
-            least = float(values.min())
-            self._copy = state, Table(edges.to(ce), values.to(ce), least)
-        return {"table": self._copy[1], **self._values}
+            table = Table(edges.to(ce), values.to(ce), float(values.min()))
+            sources = self._sources()
+            versions = [source._version for source in sources]
+            self._copy = _Copy(table, sources, versions, ce.device, ce.dtype)
+        return {"table": self._copy.table, **self._values}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy on a device could not be loaded without it, and other tensors may get the same id.
+        # A copy on a device could not be loaded without it.
         return {**self.__dict__, "_copy": None}

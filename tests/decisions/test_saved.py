@@ -25,6 +25,7 @@ from hf_calib.decisions import (
     LabelThresholds,
     PredictionSets,
 )
+from hf_calib.decisions.rules import TopLabelRule
 from hf_calib.metrics.sums import Interval
 from tests.helpers.sampled import labels_by
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
@@ -434,3 +435,35 @@ def test_sentences() -> None:
     assert Decisions(RULES["sets"], NAMES).sentence() == (
         "It gives sets of classes that contain the true class for at least 80% of the inputs of each class."
     )
+
+
+ROUNDED = {
+    "abstain": AbstainRule(accuracy=0.8),
+    "abstain by class": AbstainRule(accuracy=0.6, by_class=True),
+    "top labels": TopLabelRule(accuracy=0.8),
+    "lac": PredictionSets(alpha=0.2),
+    "aps": PredictionSets(alpha=0.2, method="aps"),
+    "sets by class": PredictionSets(alpha=0.2, by_class=True),
+    "f1": LabelThresholds(),
+    "costs": LabelThresholds(costs=(1.0, 3.0)),
+    "precision": LabelThresholds(precision=0.8),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("steps", [-2, 2])
+def test_what_a_server_rounds_changes_no_decision(name: str, steps: int) -> None:
+    """A calibrator such as isotonic scaling gives one probability to many rows, which then all cross a threshold."""
+    rng = np.random.default_rng(0)
+    sure = rng.integers(1, 10, size=2_000) / 10
+    labels: Any = (rng.random(2_000) < sure).astype(int)
+    probs = np.stack([1 - sure, sure], axis=1).astype(np.float32)
+    rule = ROUNDED[name]
+    if isinstance(rule, LabelThresholds):
+        labels = np.stack([1 - labels, labels], axis=1)
+    rule.fit(probs, labels)
+    served = probs
+    for _ in range(abs(steps)):
+        served = np.nextafter(served, np.float32(steps))
+    np.testing.assert_array_equal(rule.predict(served), rule.predict(probs))
+    assert len(np.unique(rule.predict(probs), axis=0)) > 1

@@ -293,3 +293,23 @@ def test_ece_ce_has_no_bin_gap_where_p_is_1() -> None:
         weight = slopes[0] / slopes[1]
         wanted = (bin_gap + last_mass + 2 * 0.1) / 3
         assert weight.item() == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_the_loss_is_that_of_its_newest_table() -> None:
+    """Several updates between two passes give new tensors the places in memory of old ones."""
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = random_batch(64, 5)
+    # A table in float64 would keep the tensors that it was made from.
+    logits = logits.float()
+    for _ in range(12):
+        loss: Any = make_loss("calfocal", n_bins=5)
+        for _ in range(4):
+            loss(logits, labels)
+            for _ in range(4):
+                confidences = torch.rand(50, generator=generator)
+                correct = torch.rand(50, generator=generator) < confidences
+                loss.update(confidences, correct.float())
+            value = loss(logits, labels)
+            fresh = make_loss("calfocal", n_bins=5)
+            fresh.load_state_dict(loss.state_dict())
+            assert value == fresh(logits, labels)
