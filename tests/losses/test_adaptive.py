@@ -297,19 +297,18 @@ def test_ece_ce_has_no_bin_gap_where_p_is_1() -> None:
 
 def test_the_loss_is_that_of_its_newest_table() -> None:
     """Several updates between two passes give new tensors the places in memory of old ones."""
-    generator = torch.Generator().manual_seed(0)
-    logits, labels = random_batch(64, 5)
-    # A table in float64 would keep the tensors that it was made from.
-    logits = logits.float()
-    for _ in range(12):
+    logits, labels = torch.randn(64, 5), torch.arange(64) % 5
+    n_stale = 0
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
         loss: Any = make_loss("calfocal", n_bins=5)
         for _ in range(4):
             loss(logits, labels)
             for _ in range(4):
-                confidences = torch.rand(50, generator=generator)
-                correct = torch.rand(50, generator=generator) < confidences
-                loss.update(confidences, correct.float())
+                sure = torch.rand(50, generator=generator)
+                loss.update(sure, (torch.rand(50, generator=generator) < sure).float())
             value = loss(logits, labels)
             fresh = make_loss("calfocal", n_bins=5)
             fresh.load_state_dict(loss.state_dict())
-            assert value == fresh(logits, labels)
+            n_stale += bool(value != fresh(logits, labels))
+    assert n_stale == 0
