@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from hf_calib._errors import check, few
+from hf_calib._errors import check
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, row_chunks
 from hf_calib.scaling.saved_map import (
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 N_CLASSES = Fitted(low=2, high=1e6, kind=int)
-# Its square is finite.
-_LARGEST = 1e100
 # A matrix spreads the rounding of each logit to all.
 _LARGEST_MIXED = 1e12
 
@@ -240,86 +237,6 @@ def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
         "use those of the fitted model",
     )
     return wide
-
-
-def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
-    """Check logits (N, C) for `fit`."""
-    logits = as_logits(logits)
-    shape = f"shape {logits.shape}"
-    check(
-        logits.ndim == 2,
-        "logits to have shape (N, C)",
-        shape,
-        "use logits.reshape(-1, num_labels)",
-    )
-    way_out = "for one logit per example, pass multi_label=True, which uses the sigmoid"
-    check(
-        logits.shape[1] >= least_columns,
-        "logits to have at least 2 classes",
-        shape,
-        way_out,
-    )
-    low, high = float(logits.min()), float(logits.max())
-    way_out = "divide them by a number, which a temperature compensates for"
-    check(high <= _LARGEST, f"logits to be at most {_LARGEST:g}", f"{high:g}", way_out)
-    if logits.shape[1] > 1 and 0 <= low <= high <= 1:
-        _warn_of_probabilities(logits)
-    return logits
-
-
-def _warn_of_probabilities(logits: NDArray[Any]) -> None:
-    """Warn if the rows of numbers in [0, 1] sum to 1; the caller's caller is a method `fit`."""
-    distances = np.abs(logits.sum(axis=1, dtype=np.float64) - 1)
-    is_sum = distances.max() <= checks.row_sum_tolerance(logits.shape[1])
-    is_one_hot = np.isin(logits, (0, 1)).all()
-    if is_sum and not is_one_hot:
-        problem = "The logits are in [0, 1] and their rows sum to 1, like probabilities. Calibrators of these are poor."
-        warnings.warn(
-            f"{problem} Pass numpy.log(probs) instead.", UserWarning, stacklevel=5
-        )
-
-
-def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64]:
-    """Check one class index per row of the logits."""
-    labels = checks.as_array("labels", labels)
-    way_out = "pass one class index per example (multi_label=True takes 0/1 labels of shape (N, C))"
-    checks.check_shape("labels", labels, logits.shape[:1], way_out)
-    numbers = checks.check_labels(labels, *logits.shape)
-    _refuse_masked(logits[np.arange(len(numbers)), numbers])
-    return numbers
-
-
-def as_binary_labels(
-    labels: ArrayLike, logits: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Check a 0/1 label for every logit; return the masks of 1 and of known labels (None if all are known)."""
-    labels = checks.as_array("labels", labels)
-    way_out = "multi_label=True takes a 0/1 label for every logit"
-    requirement = f"labels to have the logits' shape {logits.shape}"
-    got = f"shape {labels.shape}"
-    check(labels.shape == logits.shape, requirement, got, way_out)
-    positive = labels == 1
-    known = positive | (labels == 0)
-    others = few(labels[~known & (labels != -100)][:1].tolist())
-    way_out = "pass hard labels, and -100 where a label is not known"
-    check(not others, "labels to be 0 or 1", f"values such as {others}", way_out)
-    check(
-        bool(known.any()),
-        "labels to be 0 or 1",
-        "-100 everywhere",
-        "pass at least one label of 0 or 1",
-    )
-    _refuse_masked(logits[positive])
-    known &= ~np.isneginf(logits)
-    return positive, None if known.all() else known
-
-
-def _refuse_masked(of_labels: NDArray[Any]) -> None:
-    """Raise unless the labels' logits are finite."""
-    masked = np.count_nonzero(np.isneginf(of_labels))
-    got = f"-inf for {masked} of {len(of_labels)}"
-    way_out = "mask only classes that cannot be the label"
-    check(not masked, "logits to be finite for every label", got, way_out)
 
 
 def refuse_masks(logits: NDArray[Any]) -> None:

@@ -18,13 +18,7 @@ from scipy.special import expit, log_softmax
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
-from hf_calib.metrics.checks import (
-    FloatArray,
-    check_choice,
-    check_n_bins,
-    row_chunks,
-)
-from hf_calib.metrics.sums import top_label_sums
+from hf_calib.metrics.checks import FloatArray, check_choice, check_n_bins
 from hf_calib.scaling._base import AffineMap as AffineMap
 from hf_calib.scaling._base import (
     Scaler,
@@ -33,14 +27,8 @@ from hf_calib.scaling._base import (
     refuse_masks,
     softmax_in_place,
 )
-from hf_calib.scaling.newton import (
-    Ridges,
-    Rows,
-    ScaledLoss,
-    Start,
-    fit_affine,
-    warn_undetermined,
-)
+from hf_calib.scaling.newton import Ridges, Start, fit_affine
+from hf_calib.scaling.rows import Rows
 from hf_calib.scaling.saved_map import (
     BOUNDS,
     Criterion,
@@ -48,15 +36,12 @@ from hf_calib.scaling.saved_map import (
     Parameters,
     check_parameters,
 )
+from hf_calib.scaling.temperature import ScaledLoss, warn_undetermined
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 PAPERS_GRID = np.arange(1, 101) / 10
-# Exponentials then take most of the time.
-_MANY_CLASSES = 32
-# The most in memory at the same time.
-_MASSES = 2**20
 _VECTOR = {"weight_": Fitted(("C",)), "bias_": Fitted(("C",))}
 _MATRIX = {"weight_": Fitted(("CC",)), "bias_": Fitted(("C",))}
 # Its products are finite.
@@ -169,7 +154,11 @@ class TemperatureScaling(AffineScaling):
         self._n_seen = rows.logits.shape[1]
         loss = ScaledLoss(rows)
         exact = loss.is_constant or (self.criterion == "nll" and self.grid is None)
-        self.temperature_ = loss.best_temperature() if exact else self._best_of(loss)
+        if exact:
+            self.temperature_ = loss.best_temperature()
+        else:
+            grid = self._checked_grid()
+            self.temperature_ = loss.best_of(grid, self.criterion, self.n_bins)
         loss.warn(self.temperature_)
         return self
 
@@ -191,31 +180,6 @@ class TemperatureScaling(AffineScaling):
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:
         return _division_by(start.temperature)
-
-    def _best_of(self, loss: ScaledLoss) -> float:
-        """The first of the best temperatures; in a large search, only the finalists are scored exactly."""
-        grid = self._checked_grid()
-        if self.criterion == "nll":
-            return float(
-                min(grid, key=lambda temperature: loss.at(1 / temperature).value)
-            )
-        n, c = loss.rows.logits.shape
-        bins: Any = "uniform" if self.criterion == "ece" else "quantile"
-        error = top_label_sums(self.n_bins, bins)
-        is_correct = loss.rows.logits.argmax(axis=1) == loss.rows.labels
-        correct = is_correct.astype(np.float64)
-        octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
-        if c >= _MANY_CLASSES and octaves <= min(8, len(grid) / 5):
-            near_masses = loss.near_masses(1 / grid, octaves)
-            scores = np.array([error(1 / mass, correct) for mass in near_masses])
-            # A confidence on the edge of a bin may change its bin, which changes a score by up to 2 / N.
-            grid = grid[scores <= scores.min() + 1e-6 + 8 / n]
-        exact: list[float] = []
-        for part in row_chunks(len(grid), n, elements=_MASSES):
-            betas = 1 / grid[part]
-            masses = loss.masses(betas)
-            exact += [error(1 / masses[beta], correct) for beta in betas]
-        return float(grid[np.argmin(exact)])
 
 
 def _division_by(temperature: float) -> AffineMap:

@@ -26,13 +26,10 @@ from hf_calib.scaling._base import (
     softmax_in_place,
 )
 from hf_calib.scaling.affine import AffineMap, AffineScaling
-from hf_calib.scaling.newton import (
-    Rows,
-    ScaledLoss,
-    Start,
-    warn_undetermined,
-)
+from hf_calib.scaling.newton import Start
+from hf_calib.scaling.rows import Rows
 from hf_calib.scaling.saved_map import Fitted, Parameters, method_of
+from hf_calib.scaling.temperature import ScaledLoss, warn_undetermined
 
 # N C^2 above which a fit of a matrix would take seconds.
 _MATRIX_COST = 5e8

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.interpolate import make_interp_spline
-from scipy.optimize import LinearConstraint, minimize, minimize_scalar
+from scipy.optimize import LinearConstraint, minimize
 from sklearn.isotonic import IsotonicRegression
 from sklearn.utils.validation import check_is_fitted
 
@@ -27,16 +27,15 @@ from hf_calib.scaling._base import (
     blocks,
     softmax_in_place,
 )
-from hf_calib.scaling.newton import Rows, ScaledLoss
+from hf_calib.scaling.rows import Rows
 from hf_calib.scaling.saved_map import BOUNDS, Fitted, Parameters, check_parameters
+from hf_calib.scaling.temperature import FARTHEST, ScaledLoss, brier_temperature
 
 Binning = Literal["uniform", "equal_mass"]
 Multiclass = Literal["one_vs_rest", "joint"]
 
 # The share of the model's probability, which breaks ties (Zhang et al. 2020).
 _OWN_SHARE = 1e-9
-# The largest factor between the temperature and that of the likelihood.
-_FARTHEST = 30
 
 
 class ClassProbabilityScaling(Scaler):
@@ -59,8 +58,7 @@ class ClassProbabilityScaling(Scaler):
         self.n_classes_ = rows.logits.shape[1]
         probs = softmax_in_place(rows.logits.astype(np.float64))
         hits = (rows.labels[:, None] == np.arange(self.n_classes_)).astype(np.float64)
-        weights = np.ones(len(rows)) if rows.weights is None else rows.weights
-        self._fit_curves(probs, hits, weights)
+        self._fit_curves(probs, hits, rows.shares)
         return self
 
     def class_scores(self, logits: ArrayLike) -> FloatArray:
@@ -334,7 +332,7 @@ class EnsembleTemperatureScaling(Scaler):
 
     _fitted: ClassVar[Parameters] = {
         "n_classes_": N_CLASSES,
-        "temperature_": Fitted(("",), BOUNDS[0] / _FARTHEST, BOUNDS[1] * _FARTHEST),
+        "temperature_": Fitted(("",), BOUNDS[0] / FARTHEST, BOUNDS[1] * FARTHEST),
         "weights_": Fitted(("W",), 0, 1),
     }
 
@@ -348,7 +346,7 @@ class EnsembleTemperatureScaling(Scaler):
         self.temperature_ = loss.best_temperature()
         loss.warn(self.temperature_)
         if not loss.is_constant:
-            self.temperature_ = _least_squares_temperature(rows, self.temperature_)
+            self.temperature_ = brier_temperature(rows, self.temperature_)
         products = np.zeros((3, 3))
         own = np.zeros(3)
         for part, block in blocks(rows.logits):
@@ -395,21 +393,3 @@ def _parts(logits: FloatArray, temperature: float) -> FloatArray:
     scaled = softmax_in_place(logits / temperature)
     uniform = is_allowed / is_allowed.sum(axis=-1, keepdims=True)
     return np.stack([scaled, softmax_in_place(logits), uniform])
-
-
-def _least_squares_temperature(rows: Rows, likely: float) -> float:
-    """The T of the least Brier score: a coarse grid, as the score is not convex, then a search at its best point."""
-
-    def error(log_temperature: float) -> float:
-        total = 0.0
-        for part, block in blocks(rows.logits):
-            probs = softmax_in_place(block / np.exp(log_temperature))
-            of_labels = probs[np.arange(len(probs)), rows.labels[part]]
-            total += np.vdot(probs, probs) - 2 * of_labels.sum()
-        return float(total) / len(rows)
-
-    grid = np.log(likely) + np.log(_FARTHEST) * np.linspace(-1, 1, 25)
-    best = int(np.argmin([error(log_t) for log_t in grid]))
-    around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    found = minimize_scalar(error, bounds=around, options={"xatol": 1e-9}).x
-    return float(np.exp(min([found, *around], key=error)))

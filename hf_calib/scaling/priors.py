@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 from hf_calib._errors import check, few
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray
-from hf_calib.scaling._base import as_fitted_logits, as_matrix
+from hf_calib.scaling._base import as_fitted_logits
 from hf_calib.scaling.affine import AffineMap, AffineScaling
+from hf_calib.scaling.rows import as_matrix
 
 
 class PriorCorrection(AffineScaling):
