@@ -1,7 +1,8 @@
 """Post-hoc calibrators: scikit-learn estimators fitted to held-out logits and labels, and corrections of priors.
 
-Arguments that a class does not explain have the same meaning in every class; `docs/reference/scaling.md` explains them.
-Classes are imported at their first use, so that the command line can read the table without delay.
+Arguments that a class does not explain have the same meaning in every class;
+`docs/reference/scaling.md` explains them. Classes are imported at their first use, so that the
+command line can read the table without delay.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class ScalerEntry(NamedTuple):
         name, module: name of the class, and its module in `hf_calib.scaling`.
         needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or
             "priors" without labels.
-        foldable, bias: whether `hf_calib.fold` can write it into the head, and whether the head then needs a bias.
+        foldable, bias: whether `hf_calib.fold` can write it into the head, and whether the head
+            then needs a bias.
     """
 
     name: str

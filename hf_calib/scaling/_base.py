@@ -134,8 +134,8 @@ class AffineMap(NamedTuple):
     r"""The affine map weight z + bias of logits z in float64, which `hf_calib.fold` writes into a model's head.
 
     Args:
-        weight: () or (C,), which multiplies the logits and keeps masked classes masked; or (C, C), which mixes them
-            and is not defined for masked classes.
+        weight: () or (C,), which multiplies the logits and keeps masked classes masked; or (C, C),
+            which mixes them and is not defined for masked classes.
         bias: (C,), or None.
 
     >>> double = AffineMap(np.array(2.0))

@@ -116,19 +116,23 @@ class _Candidate:
 class AutoScaling(AffineScaling):
     r"""Select an affine calibrator by cross-validation, and fit it.
 
-    It compares no calibration, a temperature, vectors and matrices, structured ones with several penalties. With
-    several labels per row it compares `PerLabelTemperatureScaling` instead of matrices. Each candidate is evaluated and
-    used with an additional temperature, fitted to held-out rows. `docs/reference/scaling.md` has the rule.
+    It compares no calibration, a temperature, vectors and matrices, structured ones with several
+    penalties. With several labels per row it compares `PerLabelTemperatureScaling` instead of
+    matrices. Each candidate is evaluated and used with an additional temperature, fitted to
+    held-out rows. `docs/reference/scaling.md` has the rule.
 
     Args:
-        n_folds: number of random folds of the cross-validation, at least 2; with fewer rows, one fold per row.
+        n_folds: number of random folds of the cross-validation, at least 2; with fewer rows, one
+            fold per row.
         random_state: seed of the folds.
 
     Attributes:
-        choice_: the selected method, a key of `SCALERS` or "identity", such as "structured_matrix(penalty=0.1)".
-        results_: a dict per candidate: "method", "penalty", "n_parameters", "nll" (cross-validated, nats per row),
-            "standard_error", "difference" to the temperature, "difference_standard_error", "chosen", and "left_out",
-            the reason why it was not tried, or None.
+        choice_: the selected method, a key of `SCALERS` or "identity", such as
+            "structured_matrix(penalty=0.1)".
+        results_: a dict per candidate: "method", "penalty", "n_parameters", "nll" (cross-validated,
+            nats per row), "standard_error", "difference" to the temperature,
+            "difference_standard_error", "chosen", and "left_out", the reason why it was not tried,
+            or None.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(1000, 3))

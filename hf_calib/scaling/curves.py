@@ -91,10 +91,12 @@ class HistogramBinning(ClassProbabilityScaling):
 
     Args:
         n_bins: M, the number of bins per class. An empty bin keeps its midpoint.
-        binning: "uniform" for equal-width bins; "equal_mass" for the quantiles of each class, better with many classes.
+        binning: "uniform" for equal-width bins; "equal_mass" for the quantiles of each class,
+            better with many classes.
 
     Attributes:
-        edges_: (C, M + 1) edges of the bins (lower, upper]; the first and the last bin have no outer limit.
+        edges_: (C, M + 1) edges of the bins (lower, upper]; the first and the last bin have no
+            outer limit.
         frequencies_: (C, M) m in [0, 1], which `class_scores` returns.
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
@@ -151,19 +153,21 @@ class HistogramBinning(ClassProbabilityScaling):
 class IsotonicScaling(ClassProbabilityScaling):
     r"""Map probabilities to frequencies by a rising curve (Zadrozny & Elkan 2002; joint: Zhang et al. 2020).
 
-    It needs about a thousand rows: with few rows the ends of the curve are 0 and 1, and one error there costs 20 nats
+    It needs about a thousand rows: with few rows the ends of the curve are 0 and 1, and one error
+        there costs 20 nats
     or more.
 
     $$\hat p_{ik} \propto m(p_{ik}) + 10^{-9} p_{ik}, \qquad
       m = \arg\min_{m\ \mathrm{rising}} \sum_i (m(p_{ik}) - [y_i = k])^2$$
 
     Args:
-        multiclass: "one_vs_rest" for a curve per class. "joint" for one curve of all N C probabilities, which needs
-            fewer examples and keeps the ranking of the classes.
+        multiclass: "one_vs_rest" for a curve per class. "joint" for one curve of all N C
+            probabilities, which needs fewer examples and keeps the ranking of the classes.
 
     Attributes:
         sizes_: (K,) int, the number of knots of each curve: C curves, or 1 if "joint".
-        knots_, frequencies_: (S,) the knots and m there, curve after curve; linear between them, constant beyond.
+        knots_, frequencies_: (S,) the knots and m there, curve after curve; linear between them,
+            constant beyond.
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
     >>> scaler = IsotonicScaling("joint").fit(logits, np.array([0, 1, 0, 1]))
@@ -226,15 +230,17 @@ class SplineScaling(Scaler):
 
     $$h(i / N) = \frac{1}{N} \sum_{k \le i} (c_k - s_k), \qquad r(s_i) = s_i + h'(i / N)$$
 
-    where s_1 <= ... <= s_N are the confidences, c_i is the correctness of the i-th, and h' is the derivative of the
-    natural cubic spline nearest to h. r is linear between the s_i, constant beyond them, and clipped to [0, 1]. The
-    predicted class gets r, or more if it would not stay first; the other classes share the rest in proportion.
+    where s_1 <= ... <= s_N are the confidences, c_i is the correctness of the i-th, and h' is the
+    derivative of the natural cubic spline nearest to h. r is linear between the s_i, constant
+    beyond them, and clipped to [0, 1]. The predicted class gets r, or more if it would not stay
+    first; the other classes share the rest in proportion.
 
     Args:
         n_knots: number of knots, at equal steps of i / N, at least 4.
 
     Attributes:
-        scores_, accuracies_: (S,) the different confidences of the calibration rows, rising, and r there.
+        scores_, accuracies_: (S,) the different confidences of the calibration rows, rising, and r
+            there.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
@@ -322,7 +328,8 @@ class EnsembleTemperatureScaling(Scaler):
 
     Attributes:
         temperature_: T, a float, within a factor of 30 of the temperature of the likelihood.
-        weights_: w, (3,), each at least 0, with sum 1. In a row with masked classes, w_3 is spread over the others.
+        weights_: w, (3,), each at least 0, with sum 1. In a row with masked classes, w_3 is spread
+            over the others.
 
     >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
     >>> scaler = EnsembleTemperatureScaling().fit(logits, np.array([0, 0, 0, 0]))

@@ -1,28 +1,31 @@
-"""The affine fit: the weight and the bias with the lowest penalised loss of rows, by Newton's method.
+"""The affine fit: the weight and the bias with the lowest penalised loss, by Newton's method.
 
-With the unit T, features x = z / T, scores s = W x + b (or w * x + b), weights a_n of the rows (mean 1)
-and ridges f, the loss as a function of the parameters theta = (b, W') or (b, w) is
+With the unit T, features x = z / T, scores s = W x + b (or w * x + b), weights a_n of the rows
+(mean 1) and ridges f, the loss as a function of the parameters theta = (b, W') or (b, w) is
 
     L = 1/N sum_n a_n (log sum_c exp s_nc - s_ny) + sum_k f_k (theta_k - identity_k)^2.
 
-The identity is b = 0 and W = I, which is a division of the logits by T: without data, the ridges lead
-to a temperature. By the scores of a row the loss has the gradient a (p - e_y) and the Hessian
+The identity is b = 0 and W = I, which is a division of the logits by T: without data, the ridges
+lead to a temperature. By the scores of a row the loss has the gradient a (p - e_y) and the Hessian
 a (diag p - p p'). The chain rule multiplies by 1 for b and by x for the weights:
 
     gradient = 1/N sum_n a_n (p - e_y) (1, x)' + 2 f (theta - identity).
 
-A direction d of the parameters changes the scores by u = d_b + d_W x, so its product with the Hessian is
+A direction d of the parameters changes the scores by u = d_b + d_W x, so its product with the
+Hessian is
 
     H d = 1/N sum_n a_n p (u - p'u) (1, x)' + 2 f d.
 
-A Newton step solves H d = -gradient by conjugate gradients, which need products only. It promises to lower
-the loss by -gradient'd / 2, half the decrement of Newton; when that is less than the nats of the start,
-the step is the last. Any other step is halved until the loss falls by some part of the promise.
+A Newton step solves H d = -gradient by conjugate gradients, which need products only. It promises
+to lower the loss by -gradient'd / 2, half the decrement of Newton; when that is less than the nats
+of the start, the step is the last. Any other step is halved until the loss falls by some part of
+the promise.
 
-The preconditioner leaves out what one class has to do with another: for each class there is the 2 x 2
-block of its own weight and bias, with the sums of p (1 - p) times 1, x and x^2. For a matrix, the other
-weights of a class are added as a Kronecker product: the mean curvature of the features, for all classes
-the same, times the sum of p (1 - p) of the class. Its eigenvectors serve all classes at once.
+The preconditioner leaves out what one class has to do with another: for each class there is the 2 x
+2 block of its own weight and bias, with the sums of p (1 - p) times 1, x and x^2. For a matrix, the
+other weights of a class are added as a Kronecker product: the mean curvature of the features, for
+all classes the same, times the sum of p (1 - p) of the class. Its eigenvectors serve all classes at
+once.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ class Start:
 
 
 def fit_affine(rows: Rows, ridges: Ridges, start: Start) -> AffineMap:
-    """The affine map whose mean loss, with the ridges of a map of logits / temperature, is the lowest."""
+    """The affine map with the lowest mean loss, including the ridges of logits / temperature."""
     loss: _Loss
     if ridges.between is None:
         loss = _VectorLoss(rows, start.temperature, ridges)
@@ -100,7 +103,7 @@ def fit_affine(rows: Rows, ridges: Ridges, start: Start) -> AffineMap:
 
 
 def _newton_step(point: _Point, nats: float) -> tuple[FloatArray, float]:
-    """A Newton step, which is more exact near the minimum, and its decrease of the quadratic model."""
+    """A Newton step, more exact near the minimum, and the decrease that its quadratic model has."""
     step = np.zeros_like(point.gradient)
     residual = -point.gradient
     direction = point.divided(residual)
@@ -135,7 +138,7 @@ class _Block(NamedTuple):
 
 
 class _Loss(ABC):
-    """The mean loss of logits / unit with its ridges, as a function of the rows b and w, or b and W'."""
+    """The mean loss of logits / unit with its ridges, as a function of the parameters."""
 
     # The parameters to which the ridges shrink, and the factor of each square.
     identity: FloatArray
@@ -252,7 +255,7 @@ class _MatrixLoss(_Loss):
 
 
 class _Point(ABC):
-    """The penalised loss at certain parameters: its value, its gradient and products for Newton's method."""
+    """The loss at certain parameters: value, gradient, and products for a Newton step."""
 
     value: float
     gradient: FloatArray

@@ -76,7 +76,7 @@ class Rows:
         return replace(self, logits=logits)
 
     def two_classes(self, column: int | slice = slice(None)) -> Rows:
-        """The known examples of one label or of all, as two classes with the logits -z/2 and z/2."""
+        """The known examples of one label or of all, as rows of two classes."""
         logits = self.logits[:, column]
         labels = self.labels[:, column]
         if self.known is not None:

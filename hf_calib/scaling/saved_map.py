@@ -60,7 +60,8 @@ _ROUNDING = 1e-9
 class Fitted(NamedTuple):
     """The kind, the shape and the range of numbers in any calibrator that a fit can find.
 
-    Each of `axes` is a shape, a letter for each axis: C classes, or sizes that parameters share. "" is a number.
+    Each of `axes` is a shape, a letter for each axis: C classes, or sizes that parameters share. ""
+    is a number.
     """
 
     axes: tuple[str, ...] = ("",)
@@ -170,8 +171,9 @@ def save_map(
 ) -> None:
     """Write a fitted calibrator and facts about it to a JSON file, completely or not at all.
 
-    The file has "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (fitted values),
-    "date", "versions" of the packages and, if the calibrator can be folded, "weight" and "bias" (or null).
+    The file has "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters"
+    (fitted values), "date", "versions" of the packages and, if the calibrator can be folded,
+    "weight" and "bias" (or null).
 
     Args:
         path: the file, or an existing folder for a calibration.json.

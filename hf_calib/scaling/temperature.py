@@ -1,19 +1,21 @@
 """The best temperature of rows, by three criteria that each need a search of their own.
 
-The likelihood is solved exactly. With beta = 1 / T, largest logits m_n, gaps g_nc = z_nc - m_n <= 0,
-labels y_n and weights a_n, the mean loss is
+The likelihood is solved exactly. With beta = 1 / T, largest logits m_n, gaps g_nc = z_nc - m_n <=
+0, labels y_n and weights a_n, the mean loss is
 
     L(beta) = 1/N sum_n a_n log sum_c exp(beta g_nc) + beta shortfall,
     L'(beta) = shortfall - gap(beta),    gap(beta) = -1/N sum_n a_n sum_c p_nc g_nc,
     shortfall = 1/N sum_n a_n (m_n - z_n,y_n).
 
-L is convex, so the gap between the largest logit and the mean under p falls with beta, to 0. The best
-beta is where the gap has fallen to the shortfall of the labels. At beta = 0 all p are equal, and L' is
-the drift: from the label's logit to the mean logit of the row. So there is a best beta if the drift is
-below 0 (labels score better than the average class) and the shortfall above 0 (some label is not first).
+L is convex, so the gap between the largest logit and the mean under p falls with beta, to 0. The
+best beta is where the gap has fallen to the shortfall of the labels. At beta = 0 all p are equal,
+and L' is the drift: from the label's logit to the mean logit of the row. So there is a best beta if
+the drift is below 0 (labels score better than the average class) and the shortfall above 0 (some
+label is not first).
 
-The calibration error jumps where a confidence changes its bin, so it is compared on a grid. The Brier
-score is smooth but may have several minima, so the best point of a grid is where its search begins.
+The calibration error jumps where a confidence changes its bin, so it is compared on a grid. The
+Brier score is smooth but may have several minima, so the best point of a grid is where its search
+begins.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class ScaledLoss:
         return None
 
     def warn(self, temperature: float, stacklevel: int = 3) -> None:
-        """Warn if the data do not determine T; 3 is the caller of the method that calls this one."""
+        """Warn if the data do not determine T; by default where the caller's method is called."""
         problem = self.problem(temperature)
         if problem:
             what = f"the temperature: {problem}. It is {temperature:g}"
@@ -242,7 +244,7 @@ class ScaledLoss:
         return found
 
     def _near_masses(self, betas: FloatArray, octaves: int) -> Iterator[FloatArray]:
-        """The `_masses` in the order of the betas, to 1e-9, from four exponentials and their squares."""
+        """The `_masses` of each beta in turn, to 1e-9, from few exponentials and their squares."""
         # For all gaps, exp(beta gap) is a least-squares sum of its values at four betas per octave.
         roots = betas.min() * 2.0 ** (np.arange(4) / 4 - 1)
         nodes = np.outer(2.0 ** np.arange(octaves + 3), roots).ravel()
