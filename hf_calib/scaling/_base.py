@@ -1,4 +1,4 @@
-"""Checks of logits and labels, the base classes of calibrators, and affine maps."""
+"""The base class of calibrators, affine maps, and the logits that these take."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
     from typing_extensions import Self
 
+# A file with more classes would ask for more memory than any model's.
 N_CLASSES = Fitted(low=2, high=1e6, kind=int)
-# A matrix spreads the rounding of each logit to all.
+# A matrix spreads the rounding of each logit to all, and that of a larger one drowns the others.
 _LARGEST_MIXED = 1e12
 
 
 class Scaler(ClassifierMixin, BaseEstimator):
-    """Base class of all calibrators in `SCALERS`: a scikit-learn classifier that can be saved, loaded and pushed.
+    """Base class of all calibrators in `SCALERS`: a scikit-learn classifier that can be saved.
 
     The attributes that `fit` sets have names that end with "_"; these are saved.
 
     >>> import tempfile
     >>> from hf_calib.scaling import TemperatureScaling
-    >>> scaler = TemperatureScaling().fit([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]], [0, 0, 0, 0])
+    >>> logits = [[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]]
+    >>> scaler = TemperatureScaling().fit(logits, [0, 0, 0, 0])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     scaler.save_pretrained(folder)
     ...     Scaler.from_pretrained(folder).predict_proba([[4.0, 0.0]]).round(2)
@@ -52,7 +54,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
     predict_proba: Callable[[ArrayLike], FloatArray]
 
     def predict(self, logits: ArrayLike) -> NDArray[np.int64]:
-        """Return the index of the most probable class of each row, or 0 or 1 for each label with `multi_label`."""
+        """Return the likeliest class of each row, or with `multi_label` 0 or 1 for each label."""
         probs = self.predict_proba(logits)
         if self.multi_label:
             return (probs > 0.5).astype(np.int64)
@@ -61,6 +63,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
     @property
     def classes_(self) -> NDArray[np.int64]:
         """The class indices 0..C-1, once the calibrator is fitted."""
+        # Which of them a calibrator has depends on what it fits.
         for name in ("n_classes_", "_n_seen", "bias_", "temperatures_"):
             found = getattr(self, name, None)
             if found is not None:
@@ -68,7 +71,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
         raise AttributeError(f"{type(self).__name__} does not know its classes")
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:  # noqa: N803, the name of scikit-learn
-        """Return the settings and, once fitted, the parameters; of an array the first and last numbers."""
+        """Return the settings and, once fitted, the parameters; of arrays the ends."""
         settings = super().__repr__(N_CHAR_MAX)
         found = {name: getattr(self, name, None) for name in self._fitted}
         if not found or any(value is None for value in found.values()):
@@ -78,7 +81,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
         return f"{settings} with {', '.join(shown)}"
 
     def _check_settings(self) -> None:
-        """Raise unless the arguments of the constructor are those of some fit; `fit` and loading ask it."""
+        """Raise unless `fit` takes these settings, which a file may have too."""
         checks.check_flag("multi_label", self.multi_label)
 
     def _is_sound(self) -> bool:
@@ -86,7 +89,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
         return True
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Save the fitted calibrator to a new folder, or to that of its model, where `hf_calib.pipeline` finds it."""
+        """Save the fitted calibrator to a new folder, or beside its model for a pipeline."""
         save_map(self, Path(folder) / MAP_NAME)
 
     @classmethod
@@ -97,29 +100,30 @@ class Scaler(ClassifierMixin, BaseEstimator):
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> Self:
-        """Load a fitted calibrator of this class (with `Scaler`, of any class) unchanged, from a folder or the Hub."""
+        """Load a calibrator of this class from a folder or the Hub; with `Scaler`, of any class."""
         scaler = load_pretrained(name, revision=revision, token=token).scaler
         other = type(scaler).__name__
+        requirement = f"{name} to hold a {cls.__name__}"
         way_out = (
             f"use {other}.from_pretrained, or Scaler.from_pretrained for any of them"
         )
-        check(
-            isinstance(scaler, cls),
-            f"{name} to hold a {cls.__name__}",
-            f"a {other}",
-            way_out,
-        )
+        check(isinstance(scaler, cls), requirement, f"a {other}", way_out)
         return scaler
 
     def push_to_hub(self, repo_id: str, **where: Any) -> CommitInfo:
-        """Push the fitted calibrator to a new repository or a model's; `where`: revision, token, private, create_pr."""
+        """Push the fitted calibrator to a new repository, or to that of a model.
+
+        Args:
+            where: `revision`, `token`, `private` and `create_pr`.
+        """
         from hf_calib._hub import Destination, push_files
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             files = {MAP_NAME: Path(folder) / MAP_NAME}
             to = Destination(repo_id, **where)
-            return push_files(files, to, message=f"Add {type(self).__name__}")  # type: ignore[return-value]
+            message = f"Add {type(self).__name__}"
+            return push_files(files, to, message=message)  # type: ignore[return-value]
 
 
 def _in_short(value: Any) -> str:
@@ -131,7 +135,7 @@ def _in_short(value: Any) -> str:
 
 
 class AffineMap(NamedTuple):
-    r"""The affine map weight z + bias of logits z in float64, which `hf_calib.fold` writes into a model's head.
+    r"""The map weight z + bias of logits z in float64, which `hf_calib.fold` writes into a head.
 
     Args:
         weight: () or (C,), which multiplies the logits and keeps masked classes masked; or (C, C),
@@ -169,6 +173,7 @@ class AffineMap(NamedTuple):
         """Return the composition of this map and a following map."""
         own = self.weight
         other = following.weight
+        # A vector is the diagonal of a matrix, so a matrix of either map makes the weight a matrix.
         if own.ndim == other.ndim == 2:
             weight = other @ own
         elif own.ndim == 2 and other.ndim == 1:
@@ -187,6 +192,7 @@ def softmax_in_place(logits: FloatArray) -> FloatArray:
     check(
         not bare.any(), "logits to allow at least one class", got, "mask fewer classes"
     )
+    # Exponentials of at most 0 do not overflow.
     logits -= largest
     np.exp(logits, out=logits)
     logits /= logits.sum(axis=-1, keepdims=True)
@@ -213,7 +219,8 @@ def as_logits(logits: ArrayLike) -> NDArray[Any]:
         "pass an (N, C) array",
     )
     rows = logits.reshape(-1, logits.shape[-1])
-    # This is False for NaN.
+    # The comparison is False for NaN, which is the largest number of its row. Rows are counted
+    # only for the message, since the one largest number takes much less time.
     fine = rows.max() < np.inf
     bad = 0 if fine else np.count_nonzero(~(rows.max(axis=1) < np.inf))
     got = f"NaN or +inf in {bad} of {len(rows)} rows"
@@ -240,7 +247,7 @@ def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
 
 
 def refuse_masks(logits: NDArray[Any]) -> None:
-    """Raise if a class is masked, because a calibrator that mixes the classes would mask all of them."""
+    """Raise if a class is masked, because a map that mixes the classes would mask all of them."""
     masked = n_masked(logits)
     got = f"{masked} of -inf, or beyond {_LARGEST_MIXED:g}"
     way_out = (

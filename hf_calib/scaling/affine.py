@@ -76,11 +76,11 @@ class LogitScaling(Scaler, ABC):
 
 
 class Solvable(LogitScaling):
-    """A calibrator whose map can be found for any rows, as the folds of a cross-validation need it."""
+    """A calibrator whose map can be found for any rows, such as folds of a cross-validation."""
 
     @abstractmethod
     def solve(self, rows: Rows, start: Start) -> AffineMap:
-        """Return the affine map of the rows by the settings of this calibrator, which does not change.
+        """Return the affine map of the rows by these settings; the calibrator itself stays.
 
         `fit` checks and warns, calls `solve` with the best temperature of its rows, and keeps the
         result. `AutoScaling` calls it for each fold: near the map of the penalty before, and only
@@ -93,7 +93,7 @@ class Solvable(LogitScaling):
 
 
 class AffineScaling(LogitScaling):
-    """A calibrator that can be folded into a classification head, as it maps the logits themselves."""
+    """A calibrator that can be folded into a head, because it maps the logits themselves."""
 
     def affine_map(self) -> AffineMap:
         """The affine map that `fold` writes into a classification head."""
@@ -111,7 +111,7 @@ class AffineScaling(LogitScaling):
 
 
 class TemperatureScaling(AffineScaling, Solvable):
-    r"""Divide the logits by a temperature: T > 1 for an over-confident model, T < 1 for the opposite.
+    r"""Divide the logits by a temperature: T > 1 for over-confident models, T < 1 for the opposite.
 
     $$\hat p = \mathrm{softmax}(z / T)$$
 
@@ -172,7 +172,7 @@ class TemperatureScaling(AffineScaling, Solvable):
         self._n_seen = rows.logits.shape[1]
         loss = ScaledLoss(rows)
         needs_no_grid = self.criterion == "nll" and self.grid is None
-        # Where no temperature changes the probabilities, the first of a grid would be no better than 1.
+        # Where no temperature changes the probabilities, all of a grid are as good as 1.
         if loss.is_constant or needs_no_grid:
             self.temperature_ = loss.best_temperature()
         else:
@@ -251,7 +251,7 @@ class PerLabelTemperatureScaling(AffineScaling, Solvable):
 
 
 def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[int]]:
-    """The temperature of each label, or the shared one, and the labels whose own is undetermined."""
+    """The temperature of each label, or the shared one, and the undetermined labels."""
     found = np.full(rows.logits.shape[1], shared)
     undetermined = []
     for label in range(len(found)):
@@ -286,7 +286,7 @@ class LinearFit(Solvable):
 
     # Whether the weight is a matrix.
     _mixes: ClassVar[bool] = False
-    # Whether the temperature belongs to the model, even at a bound: the paper's ridges shrink to it.
+    # Whether the paper's ridges shrink to the temperature, even if it is a bound.
     _from_temperature: ClassVar[bool] = False
 
     def fit(
@@ -472,7 +472,8 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
         self.penalty = penalty
         self.multi_label = multi_label
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]  # no weights
+    # It takes no weights, because its ridges count rows.
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]
         """Find the temperature, then the weights and biases."""
         self._check_settings()
         return self._fit(Rows.checked(logits, labels, multi_label=self.multi_label))
@@ -534,7 +535,8 @@ class StructuredMatrixScaling(StructuredVectorScaling):
     The diagonal of M is 0. For two classes it equals `StructuredVectorScaling`.
 
     $$\hat p = \mathrm{softmax}((I + \mathrm{diag}(v) + M) z / T + b), \qquad
-      \min_{v, M, b} \mathrm{NLL} + \lambda \frac{C}{N} (|v|^2 + |b|^2) + \lambda \frac{C (C - 1)}{N} |M|^2$$
+      \min_{v, M, b} \mathrm{NLL} + \lambda \frac{C}{N} (|v|^2 + |b|^2)
+      + \lambda \frac{C (C - 1)}{N} |M|^2$$
 
     >>> scaler = StructuredMatrixScaling().fit(3 * np.eye(3)[[0, 1, 2, 2] * 15], [0, 1, 2, 1] * 15)
     >>> scaler.predict_proba(3 * np.eye(3)).round(2)[2]  # Half of class 2 is class 1.

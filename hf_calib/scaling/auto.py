@@ -37,8 +37,9 @@ _MATRIX_COST = 5e8
 _CHOSEN_ON = 20_000
 # The distance to the minimum of the fits in folds, in nats per row, far below their noise.
 _ROUGHLY = 1e-5
-# With few rows, candidates with many parameters look best by chance, and standard errors miss the rare row that is
-# wrong with high confidence. By benchmarks/choice_rules.py no setting ends more than .002 nats above the temperature.
+# With few rows, candidates with many parameters look best by chance, and standard errors miss the
+# rare row that is wrong with high confidence. By benchmarks/choice_rules.py no setting ends more
+# than .002 nats above the temperature.
 _STANDARD_ERRORS = 2
 _OF_FREE_MAPS = 3
 # From this number of rows, all candidates need the same margin.

@@ -1,4 +1,4 @@
-"""Calibrators of probabilities: binning, isotonic regression, splines, and mixtures of softmaxes."""
+"""Calibrators of probabilities: bins, isotonic regression, splines, and mixtures of softmaxes."""
 
 from __future__ import annotations
 
@@ -168,8 +168,8 @@ class IsotonicScaling(ClassProbabilityScaling):
       m = \arg\min_{m\ \mathrm{rising}} \sum_i (m(p_{ik}) - [y_i = k])^2$$
 
     Args:
-        multiclass: "one_vs_rest" for a curve per class. "joint" (Zhang et al. 2020) for one curve of all N C
-            probabilities, which needs fewer examples and keeps the ranking of the classes.
+        multiclass: "one_vs_rest" for a curve per class. "joint" (Zhang et al. 2020) for one curve
+            of all N C probabilities, which needs fewer examples and keeps the classes' ranking.
 
     Attributes:
         sizes_: (K,) int, the number of knots of each curve: C curves, or 1 if "joint".
@@ -291,8 +291,8 @@ class SplineScaling(Scaler):
         accuracies = np.bincount(level, is_correct.astype(np.float64)) / sizes
         gaps = accuracies - levels
         cumulated = np.cumsum(np.repeat(gaps, sizes)) / n
-        # All splines are weighted sums of one spline per knot, which is 1 there and 0 at the others.
-        # So the nearest one is a linear least-squares problem, with its heights at the knots.
+        # A spline is a weighted sum of one spline per knot, which is 1 there and 0 at the others,
+        # so the nearest one is a linear least-squares problem in the heights at the knots.
         knots = np.linspace(0, 1, self.n_knots)
         basis = make_interp_spline(knots, np.eye(self.n_knots), bc_type="natural")
         steps = np.linspace(0, 1, n)
@@ -305,7 +305,7 @@ class SplineScaling(Scaler):
         return self
 
     def predict_confidence(self, logits: ArrayLike) -> FloatArray:
-        """Return r, the calibrated confidence (...) in [0, 1] of each prediction of logits (..., C)."""
+        """Return r, the confidence (...) in [0, 1] of the predicted class of logits (..., C)."""
         check_is_fitted(self, "scores_")
         probs = softmax_in_place(as_fitted_logits(logits, self.n_classes_))
         return np.interp(probs.max(axis=-1), self.scores_, self.accuracies_)
@@ -397,7 +397,7 @@ class EnsembleTemperatureScaling(Scaler):
 
 
 def _parts(logits: FloatArray, temperature: float) -> FloatArray:
-    """The scaled, the plain and the uniform probabilities (3, ..., C); the logits are overwritten."""
+    """The scaled, plain and uniform probabilities (3, ..., C); the logits are overwritten."""
     is_allowed = np.isfinite(logits)
     scaled = softmax_in_place(logits / temperature)
     uniform = is_allowed / is_allowed.sum(axis=-1, keepdims=True)

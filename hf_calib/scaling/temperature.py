@@ -221,7 +221,7 @@ class ScaledLoss:
             return grid
         near_masses = self._near_masses(1 / grid, octaves)
         scores = np.array([error(1 / mass, correct) for mass in near_masses])
-        # A confidence on the edge of a bin may change its bin, which changes a score by up to 2 / N.
+        # A confidence on the edge of a bin may change its bin, and a score by up to 2 / N.
         return grid[scores <= scores.min() + 1e-6 + 8 / n]
 
     def _masses(self, betas: FloatArray) -> dict[float, FloatArray]:
