@@ -167,6 +167,15 @@ def test_mse_is_the_least_of_a_dense_grid(true_temperature: float) -> None:
     assert mse(softmax(logits / temperature, axis=1), labels) <= least + 1e-15
 
 
+def test_the_farthest_temperature_of_the_brier_score() -> None:
+    """Large logits that rank no label first: the score falls up to 30 times the bound of T."""
+    logits = np.array([[1e7, 0.0], [0.0, 1e7]] * 5)
+    scaler = EnsembleTemperatureScaling()
+    with pytest.warns(UserWarning, match="no better than the average class"):
+        scaler.fit(logits, np.array([1, 0] * 5))
+    assert scaler.temperature_ == pytest.approx(3e6, rel=1e-12)
+
+
 @pytest.mark.parametrize("true_temperature", [0.5, 3.0])
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_no_point_of_the_simplex_is_better(
