@@ -184,6 +184,16 @@ def test_each_label_is_a_problem_of_two_classes() -> None:
         assert scaler.bias_[column] == pytest.approx(found[1], abs=1e-4)
 
 
+def test_rows_with_one_class_left_of_two_change_nothing() -> None:
+    logits, labels = offset(200, 2)
+    alone = np.tile([1.0, -np.inf], (50, 1))
+    more = np.vstack([logits, alone]), np.append(labels, np.zeros(50, int))
+    ours = StructuredVectorScaling().fit(*more)
+    wanted = StructuredVectorScaling().fit(logits, labels)
+    np.testing.assert_allclose(ours.weight_, wanted.weight_, rtol=1e-6)
+    np.testing.assert_allclose(ours.bias_, wanted.bias_, rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *STRUCTURED])
 @pytest.mark.parametrize(
     "case",
@@ -225,6 +235,20 @@ def test_is_finite_and_no_worse_than_uniform(kind: type[Linear], case: str) -> N
     assert np.isfinite(scaler.bias_).all()
     assert np.abs(scaler.transform(logits)).max() < 1e3
     assert nll(scaler.transform(logits), labels) <= np.log(8) + 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_that_score_lowest_are_fitted_by_negative_weights(
+    kind: type[Linear],
+) -> None:
+    """The temperature is its upper bound, which is not the scale of the logits and not warned of."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(500, 3))
+    labels = (rng.gumbel(size=(500, 3)) - 2 * logits).argmax(axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaler = kind().fit(logits, labels)
+    assert nll(scaler.transform(logits), labels) < nll(-2 * logits, labels) + 0.02
 
 
 def test_classes_without_rows_are_named() -> None:
