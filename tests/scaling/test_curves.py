@@ -119,6 +119,29 @@ def test_the_spline_is_that_of_the_authors(case: dict[str, np.ndarray]) -> None:
     )
 
 
+def test_the_spline_keeps_a_predicted_class_that_is_never_right_first() -> None:
+    logits, _ = sampled(400, 5, 1.0)
+    scaler = SplineScaling().fit(logits, logits.argmin(axis=1))
+    fresh, _ = sampled(2000, 5, 1.0, seed=1)
+    ranked = np.sort(scaler.predict_proba(fresh), axis=1)
+    assert (ranked[:, -1] > ranked[:, -2]).all()
+    np.testing.assert_array_equal(scaler.predict(fresh), fresh.argmax(axis=1))
+
+
+def test_the_only_class_that_is_left_has_all_of_the_probability() -> None:
+    scaler = SplineScaling().fit(*sampled(400, 3, 3.0))
+    probs = scaler.predict_proba([[-np.inf, 1.0, -np.inf]])
+    np.testing.assert_array_equal(probs, [[0, 1, 0]])
+
+
+def test_uniform_probabilities_still_rank_the_classes() -> None:
+    logits, labels = sampled(200, 4, 1.0)
+    scaler = EnsembleTemperatureScaling().fit(logits, labels)
+    scaler.weights_ = np.array([0.0, 0.0, 1.0])
+    np.testing.assert_allclose(scaler.predict_proba(logits), 0.25, rtol=1e-8)
+    np.testing.assert_array_equal(scaler.predict(logits), logits.argmax(axis=1))
+
+
 SIMPLEX = np.array(
     [
         (a, b, 1 - a - b)
