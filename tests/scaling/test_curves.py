@@ -134,6 +134,13 @@ def test_the_only_class_that_is_left_has_all_of_the_probability() -> None:
     np.testing.assert_array_equal(probs, [[0, 1, 0]])
 
 
+def test_the_temperature_of_equal_logits_stays_1() -> None:
+    scaler = EnsembleTemperatureScaling()
+    with pytest.warns(UserWarning, match="logits of each row are equal. It is 1"):
+        scaler.fit(np.full((5, 3), 0.1), np.array([0, 1, 2, 0, 1]))
+    assert scaler.temperature_ == 1
+
+
 def test_uniform_probabilities_still_rank_the_classes() -> None:
     logits, labels = sampled(200, 4, 1.0)
     scaler = EnsembleTemperatureScaling().fit(logits, labels)

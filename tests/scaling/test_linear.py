@@ -10,6 +10,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, softmax
 
+from hf_calib import InputError
 from hf_calib.scaling import (
     DirichletScaling,
     MatrixScaling,
@@ -18,6 +19,7 @@ from hf_calib.scaling import (
     TemperatureScaling,
     VectorScaling,
 )
+from hf_calib.scaling.affine import AffineMap
 
 Linear = VectorScaling | MatrixScaling | DirichletScaling
 KINDS = [VectorScaling, MatrixScaling, DirichletScaling]
@@ -249,6 +251,35 @@ def test_labels_that_score_lowest_are_fitted_by_negative_weights(
         warnings.simplefilter("error")
         scaler = kind().fit(logits, labels)
     assert nll(scaler.transform(logits), labels) < nll(-2 * logits, labels) + 0.02
+
+
+WEIGHTS = [np.array(2.0), np.array([0.5, -1.0, 2.0]), np.arange(9.0).reshape(3, 3)]
+
+
+@pytest.mark.parametrize("first", WEIGHTS, ids=["number", "vector", "matrix"])
+@pytest.mark.parametrize("second", WEIGHTS, ids=["number", "vector", "matrix"])
+def test_a_composition_is_one_map_after_the_other(
+    first: np.ndarray, second: np.ndarray
+) -> None:
+    logits, _ = offset(20, 3)
+    own = AffineMap(first, np.array([1.0, 0.0, -1.0]))
+    following = AffineMap(second, np.array([0.0, 2.0, 1.0]))
+    both = own.then(following)
+    np.testing.assert_allclose(both(logits), following(own(logits)), rtol=1e-12)
+
+
+def test_a_negative_weight_keeps_a_mask() -> None:
+    mapped = AffineMap(np.array([-1.0, 1.0, 0.0]))([[-np.inf, 2.0, -np.inf]])
+    np.testing.assert_array_equal(mapped, [[-np.inf, 2.0, -np.inf]])
+
+
+@pytest.mark.parametrize("kind", [*MATRICES, StructuredMatrixScaling])
+def test_the_lowest_number_of_a_dtype_is_a_mask_too(kind: type[Linear]) -> None:
+    logits, labels = offset(60, 3)
+    narrow = logits.astype(np.float32)
+    narrow[0, (labels[0] + 1) % 3] = np.finfo(np.float32).min
+    with pytest.raises(InputError, match=r"got 1 of -inf, or beyond 1e\+12"):
+        kind().fit(narrow, labels)
 
 
 def test_classes_without_rows_are_named() -> None:
