@@ -39,7 +39,9 @@ from hf_calib.scaling.auto import (
     _missing_classes,
     choose,
 )
-from hf_calib.scaling.newton import Rows, ScaledLoss, Start
+from hf_calib.scaling.newton import Start
+from hf_calib.scaling.rows import Rows
+from hf_calib.scaling.temperature import ScaledLoss
 
 SIZES = (50, 100, 300, 1000, 3000)
 NAMES = (

@@ -56,7 +56,9 @@ from hf_calib.scaling import (
     TemperatureScaling,
     VectorScaling,
 )
-from hf_calib.scaling.newton import Rows, ScaledLoss, Start
+from hf_calib.scaling.newton import Start
+from hf_calib.scaling.rows import Rows
+from hf_calib.scaling.temperature import ScaledLoss
 
 SHAPES = [(10_000, 10), (50_000, 1000)]
 TRUE_TEMPERATURE = 2.5

@@ -1,7 +1,8 @@
-"""Post-hoc calibrators: scikit-learn estimators fitted to held-out logits and labels, and corrections of priors.
+"""Post-hoc calibrators: scikit-learn estimators that are fitted to held-out logits and labels.
 
-Arguments that a class does not explain have the same meaning in every class; `docs/reference/scaling.md` explains them.
-Classes are imported at their first use, so that the command line can read the table without delay.
+Arguments that a class does not explain have the same meaning in every class;
+`docs/reference/scaling.md` explains them. Classes are imported at their first use, so that the
+command line can read the table without delay.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class ScalerEntry(NamedTuple):
         name, module: name of the class, and its module in `hf_calib.scaling`.
         needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or
             "priors" without labels.
-        foldable, bias: whether `hf_calib.fold` can write it into the head, and whether the head then needs a bias.
+        foldable, bias: whether `hf_calib.fold` can write it into the head, and whether the head
+            then needs a bias.
     """
 
     name: str
@@ -57,23 +59,25 @@ class ScalerEntry(NamedTuple):
         return getattr(import_module(f"hf_calib.scaling.{self.module}"), self.name)
 
 
-#: All calibrators by method name, each a `ScalerEntry`, foldable ones first. The command line and the
-#: `config.calibration` of a model use these names.
+#: All calibrators by method name, each a `ScalerEntry`, foldable ones first. The command line and
+#: the `config.calibration` of a model use these names.
 SCALERS: dict[str, ScalerEntry] = {
-    "temperature": ScalerEntry("TemperatureScaling", "affine", "labels", True),
+    "temperature": ScalerEntry("TemperatureScaling", "affine", foldable=True),
     "per_label_temperature": ScalerEntry(
-        "PerLabelTemperatureScaling", "affine", "label_matrix", True
+        "PerLabelTemperatureScaling", "affine", "label_matrix", foldable=True
     ),
-    "vector": ScalerEntry("VectorScaling", "affine", "labels", True, True),
-    "matrix": ScalerEntry("MatrixScaling", "affine", "labels", True, True),
+    "vector": ScalerEntry("VectorScaling", "affine", foldable=True, bias=True),
+    "matrix": ScalerEntry("MatrixScaling", "affine", foldable=True, bias=True),
     "structured_vector": ScalerEntry(
-        "StructuredVectorScaling", "affine", "labels", True, True
+        "StructuredVectorScaling", "affine", foldable=True, bias=True
     ),
     "structured_matrix": ScalerEntry(
-        "StructuredMatrixScaling", "affine", "labels", True, True
+        "StructuredMatrixScaling", "affine", foldable=True, bias=True
     ),
-    "auto": ScalerEntry("AutoScaling", "auto", "labels", True),
-    "prior_correction": ScalerEntry("PriorCorrection", "priors", "priors", True),
+    "auto": ScalerEntry("AutoScaling", "auto", foldable=True),
+    "prior_correction": ScalerEntry(
+        "PriorCorrection", "priors", "priors", foldable=True
+    ),
     "dirichlet": ScalerEntry("DirichletScaling", "affine"),
     "ensemble_temperature": ScalerEntry("EnsembleTemperatureScaling", "curves"),
     "histogram": ScalerEntry("HistogramBinning", "curves"),
@@ -88,10 +92,11 @@ FOLDABLE_SCALERS = {
     method: entry for method, entry in SCALERS.items() if entry.foldable
 }
 
-_MODULES = {entry.name: entry.module for entry in SCALERS.values()} | {
-    "Scaler": "_base"
-}
-_MODULES |= dict.fromkeys(("load_map", "save_map"), "saved_map")
+# The public names that are imported at their first use.
+_MODULES = {entry.name: entry.module for entry in SCALERS.values()}
+_MODULES["Scaler"] = "_base"
+_MODULES["load_map"] = "saved_map"
+_MODULES["save_map"] = "saved_map"
 __all__ = sorted([*_MODULES, "SCALERS", "ScalerEntry"])
 
 

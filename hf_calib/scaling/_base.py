@@ -1,10 +1,9 @@
-"""Checks of logits and labels, the base classes of calibrators, and affine maps."""
+"""The base class of calibrators, affine maps, and the logits that these take."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from hf_calib._errors import check, few
+from hf_calib._errors import check
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, row_chunks
 from hf_calib.scaling.saved_map import (
@@ -28,21 +27,21 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
     from typing_extensions import Self
 
+# A file with more classes would ask for more memory than any model's.
 N_CLASSES = Fitted(low=2, high=1e6, kind=int)
-# Its square is finite.
-_LARGEST = 1e100
-# A matrix spreads the rounding of each logit to all.
+# A matrix spreads the rounding of each logit to all, and that of a larger one drowns the others.
 _LARGEST_MIXED = 1e12
 
 
 class Scaler(ClassifierMixin, BaseEstimator):
-    """Base class of all calibrators in `SCALERS`: a scikit-learn classifier that can be saved, loaded and pushed.
+    """Base class of all calibrators in `SCALERS`: a scikit-learn classifier that can be saved.
 
     The attributes that `fit` sets have names that end with "_"; these are saved.
 
     >>> import tempfile
     >>> from hf_calib.scaling import TemperatureScaling
-    >>> scaler = TemperatureScaling().fit([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]], [0, 0, 0, 0])
+    >>> logits = [[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]]
+    >>> scaler = TemperatureScaling().fit(logits, [0, 0, 0, 0])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     scaler.save_pretrained(folder)
     ...     Scaler.from_pretrained(folder).predict_proba([[4.0, 0.0]]).round(2)
@@ -55,7 +54,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
     predict_proba: Callable[[ArrayLike], FloatArray]
 
     def predict(self, logits: ArrayLike) -> NDArray[np.int64]:
-        """Return the index of the most probable class of each row, or 0 or 1 for each label with `multi_label`."""
+        """Return the likeliest class of each row, or with `multi_label` 0 or 1 for each label."""
         probs = self.predict_proba(logits)
         if self.multi_label:
             return (probs > 0.5).astype(np.int64)
@@ -64,6 +63,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
     @property
     def classes_(self) -> NDArray[np.int64]:
         """The class indices 0..C-1, once the calibrator is fitted."""
+        # Which of them a calibrator has depends on what it fits.
         for name in ("n_classes_", "_n_seen", "bias_", "temperatures_"):
             found = getattr(self, name, None)
             if found is not None:
@@ -71,7 +71,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
         raise AttributeError(f"{type(self).__name__} does not know its classes")
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:  # noqa: N803, the name of scikit-learn
-        """Return the settings and, once fitted, the parameters; of an array the first and last numbers."""
+        """Return the settings and, once fitted, the parameters; of arrays the ends."""
         settings = super().__repr__(N_CHAR_MAX)
         found = {name: getattr(self, name, None) for name in self._fitted}
         if not found or any(value is None for value in found.values()):
@@ -81,7 +81,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
         return f"{settings} with {', '.join(shown)}"
 
     def _check_settings(self) -> None:
-        """Raise unless the arguments of the constructor are those of some fit; `fit` and loading ask it."""
+        """Raise unless `fit` takes these settings, which a file may have too."""
         checks.check_flag("multi_label", self.multi_label)
 
     def _is_sound(self) -> bool:
@@ -89,7 +89,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
         return True
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Save the fitted calibrator to a new folder, or to that of its model, where `hf_calib.pipeline` finds it."""
+        """Save the fitted calibrator to a new folder, or beside its model for a pipeline."""
         save_map(self, Path(folder) / MAP_NAME)
 
     @classmethod
@@ -100,29 +100,30 @@ class Scaler(ClassifierMixin, BaseEstimator):
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> Self:
-        """Load a fitted calibrator of this class (with `Scaler`, of any class) unchanged, from a folder or the Hub."""
+        """Load a calibrator of this class from a folder or the Hub; with `Scaler`, of any class."""
         scaler = load_pretrained(name, revision=revision, token=token).scaler
         other = type(scaler).__name__
+        requirement = f"{name} to hold a {cls.__name__}"
         way_out = (
             f"use {other}.from_pretrained, or Scaler.from_pretrained for any of them"
         )
-        check(
-            isinstance(scaler, cls),
-            f"{name} to hold a {cls.__name__}",
-            f"a {other}",
-            way_out,
-        )
+        check(isinstance(scaler, cls), requirement, f"a {other}", way_out)
         return scaler
 
     def push_to_hub(self, repo_id: str, **where: Any) -> CommitInfo:
-        """Push the fitted calibrator to a new repository or a model's; `where`: revision, token, private, create_pr."""
+        """Push the fitted calibrator to a new repository, or to that of a model.
+
+        Args:
+            where: `revision`, `token`, `private` and `create_pr`.
+        """
         from hf_calib._hub import Destination, push_files
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             files = {MAP_NAME: Path(folder) / MAP_NAME}
             to = Destination(repo_id, **where)
-            return push_files(files, to, message=f"Add {type(self).__name__}")  # type: ignore[return-value]
+            message = f"Add {type(self).__name__}"
+            return push_files(files, to, message=message)  # type: ignore[return-value]
 
 
 def _in_short(value: Any) -> str:
@@ -134,11 +135,11 @@ def _in_short(value: Any) -> str:
 
 
 class AffineMap(NamedTuple):
-    r"""The affine map weight z + bias of logits z in float64, which `hf_calib.fold` writes into a model's head.
+    r"""The map weight z + bias of logits z in float64, which `hf_calib.fold` writes into a head.
 
     Args:
-        weight: () or (C,), which multiplies the logits and keeps masked classes masked; or (C, C), which mixes them
-            and is not defined for masked classes.
+        weight: () or (C,), which multiplies the logits and keeps masked classes masked; or (C, C),
+            which mixes them and is not defined for masked classes.
         bias: (C,), or None.
 
     >>> double = AffineMap(np.array(2.0))
@@ -172,6 +173,7 @@ class AffineMap(NamedTuple):
         """Return the composition of this map and a following map."""
         own = self.weight
         other = following.weight
+        # A vector is the diagonal of a matrix, so a matrix of either map makes the weight a matrix.
         if own.ndim == other.ndim == 2:
             weight = other @ own
         elif own.ndim == 2 and other.ndim == 1:
@@ -190,6 +192,7 @@ def softmax_in_place(logits: FloatArray) -> FloatArray:
     check(
         not bare.any(), "logits to allow at least one class", got, "mask fewer classes"
     )
+    # Exponentials of at most 0 do not overflow.
     logits -= largest
     np.exp(logits, out=logits)
     logits /= logits.sum(axis=-1, keepdims=True)
@@ -216,7 +219,8 @@ def as_logits(logits: ArrayLike) -> NDArray[Any]:
         "pass an (N, C) array",
     )
     rows = logits.reshape(-1, logits.shape[-1])
-    # This is False for NaN.
+    # The comparison is False for NaN, which is the largest number of its row. Rows are counted
+    # only for the message, since the one largest number takes much less time.
     fine = rows.max() < np.inf
     bad = 0 if fine else np.count_nonzero(~(rows.max(axis=1) < np.inf))
     got = f"NaN or +inf in {bad} of {len(rows)} rows"
@@ -242,88 +246,8 @@ def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
     return wide
 
 
-def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
-    """Check logits (N, C) for `fit`."""
-    logits = as_logits(logits)
-    shape = f"shape {logits.shape}"
-    check(
-        logits.ndim == 2,
-        "logits to have shape (N, C)",
-        shape,
-        "use logits.reshape(-1, num_labels)",
-    )
-    way_out = "for one logit per example, pass multi_label=True, which uses the sigmoid"
-    check(
-        logits.shape[1] >= least_columns,
-        "logits to have at least 2 classes",
-        shape,
-        way_out,
-    )
-    low, high = float(logits.min()), float(logits.max())
-    way_out = "divide them by a number, which a temperature compensates for"
-    check(high <= _LARGEST, f"logits to be at most {_LARGEST:g}", f"{high:g}", way_out)
-    if logits.shape[1] > 1 and 0 <= low <= high <= 1:
-        _warn_of_probabilities(logits)
-    return logits
-
-
-def _warn_of_probabilities(logits: NDArray[Any]) -> None:
-    """Warn if the rows of numbers in [0, 1] sum to 1; the caller's caller is a method `fit`."""
-    distances = np.abs(logits.sum(axis=1, dtype=np.float64) - 1)
-    is_sum = distances.max() <= checks.row_sum_tolerance(logits.shape[1])
-    is_one_hot = np.isin(logits, (0, 1)).all()
-    if is_sum and not is_one_hot:
-        problem = "The logits are in [0, 1] and their rows sum to 1, like probabilities. Calibrators of these are poor."
-        warnings.warn(
-            f"{problem} Pass numpy.log(probs) instead.", UserWarning, stacklevel=5
-        )
-
-
-def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64]:
-    """Check one class index per row of the logits."""
-    labels = checks.as_array("labels", labels)
-    way_out = "pass one class index per example (multi_label=True takes 0/1 labels of shape (N, C))"
-    checks.check_shape("labels", labels, logits.shape[:1], way_out)
-    numbers = checks.check_labels(labels, *logits.shape)
-    _refuse_masked(logits[np.arange(len(numbers)), numbers])
-    return numbers
-
-
-def as_binary_labels(
-    labels: ArrayLike, logits: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Check a 0/1 label for every logit; return the masks of 1 and of known labels (None if all are known)."""
-    labels = checks.as_array("labels", labels)
-    way_out = "multi_label=True takes a 0/1 label for every logit"
-    requirement = f"labels to have the logits' shape {logits.shape}"
-    got = f"shape {labels.shape}"
-    check(labels.shape == logits.shape, requirement, got, way_out)
-    positive = labels == 1
-    known = positive | (labels == 0)
-    others = few(labels[~known & (labels != -100)][:1].tolist())
-    way_out = "pass hard labels, and -100 where a label is not known"
-    check(not others, "labels to be 0 or 1", f"values such as {others}", way_out)
-    check(
-        bool(known.any()),
-        "labels to be 0 or 1",
-        "-100 everywhere",
-        "pass at least one label of 0 or 1",
-    )
-    _refuse_masked(logits[positive])
-    known &= ~np.isneginf(logits)
-    return positive, None if known.all() else known
-
-
-def _refuse_masked(of_labels: NDArray[Any]) -> None:
-    """Raise unless the labels' logits are finite."""
-    masked = np.count_nonzero(np.isneginf(of_labels))
-    got = f"-inf for {masked} of {len(of_labels)}"
-    way_out = "mask only classes that cannot be the label"
-    check(not masked, "logits to be finite for every label", got, way_out)
-
-
 def refuse_masks(logits: NDArray[Any]) -> None:
-    """Raise if a class is masked, because a calibrator that mixes the classes would mask all of them."""
+    """Raise if a class is masked, because a map that mixes the classes would mask all of them."""
     masked = n_masked(logits)
     got = f"{masked} of -inf, or beyond {_LARGEST_MIXED:g}"
     way_out = (

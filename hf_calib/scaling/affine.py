@@ -1,13 +1,14 @@
 """Affine calibrators by maximum likelihood, which can be folded into a classification head.
 
-The calibrators W z + b differ in W (a vector or a matrix), in the features, and in the ridges, which shrink W to 1 / T.
-Newton's method starts at T and stops when a step would gain less than 1e-7 nats per example. A ridge of
-1e-6 (|T W - I|^2 + |b|^2) bounds parameters that the data do not determine, of absent or perfectly separated classes.
+The calibrators W z + b differ in W (a vector or a matrix), in the features, and in the ridges,
+which shrink W to 1 / T. Newton's method starts at T and stops when a step would gain less than 1e-7
+nats per example. A ridge of 1e-6 (|T W - I|^2 + |b|^2) bounds parameters that the data do not
+determine, of absent or perfectly separated classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
@@ -18,13 +19,7 @@ from scipy.special import expit, log_softmax
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
-from hf_calib.metrics.checks import (
-    FloatArray,
-    check_choice,
-    check_n_bins,
-    row_chunks,
-)
-from hf_calib.metrics.sums import top_label_sums
+from hf_calib.metrics.checks import FloatArray, check_choice, check_n_bins
 from hf_calib.scaling._base import AffineMap as AffineMap
 from hf_calib.scaling._base import (
     Scaler,
@@ -33,14 +28,8 @@ from hf_calib.scaling._base import (
     refuse_masks,
     softmax_in_place,
 )
-from hf_calib.scaling.newton import (
-    Ridges,
-    Rows,
-    ScaledLoss,
-    Start,
-    fit_affine,
-    warn_undetermined,
-)
+from hf_calib.scaling.newton import Ridges, Start, fit_affine
+from hf_calib.scaling.rows import Rows
 from hf_calib.scaling.saved_map import (
     BOUNDS,
     Criterion,
@@ -48,20 +37,19 @@ from hf_calib.scaling.saved_map import (
     Parameters,
     check_parameters,
 )
+from hf_calib.scaling.temperature import ScaledLoss, warn_undetermined
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+# That of Mukhoti et al. 2020.
 PAPERS_GRID = np.arange(1, 101) / 10
-# Exponentials then take most of the time.
-_MANY_CLASSES = 32
-# The most in memory at the same time.
-_MASSES = 2**20
 _VECTOR = {"weight_": Fitted(("C",)), "bias_": Fitted(("C",))}
 _MATRIX = {"weight_": Fitted(("CC",)), "bias_": Fitted(("C",))}
-# Its products are finite.
+# The products of a larger penalty with a curvature might not be finite.
 _MOST_PENALTY: Any = 1e100
-# For parameters without a penalty, which the data may not determine.
+# Of parameters without a penalty. The data may not determine them, and the ridge moves those that
+# they do determine by less than the last step of the fit.
 RIDGE = 1e-6
 
 
@@ -69,15 +57,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-class Solvable(Scaler):
-    """A calibrator by an affine map, which can be found without a fit of the calibrator itself.
-
-    Its probabilities are the softmax of the mapped logits or, with `multi_label`, their sigmoids.
-    """
+class LogitScaling(Scaler, ABC):
+    """A calibrator whose probabilities are the softmax of mapped logits, or their sigmoids."""
 
     weight_: FloatArray
     bias_: FloatArray
-    transform: Callable[[ArrayLike], FloatArray]
+
+    @abstractmethod
+    def transform(self, logits: ArrayLike) -> FloatArray:
+        """Return the mapped logits in float64; logits of any shape that ends in C."""
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the calibrated probabilities, of the shape of the logits, in float64."""
@@ -86,13 +74,26 @@ class Solvable(Scaler):
             return expit(scaled, out=scaled)
         return softmax_in_place(scaled)
 
+
+class Solvable(LogitScaling):
+    """A calibrator whose map can be found for any rows, such as folds of a cross-validation."""
+
+    @abstractmethod
     def solve(self, rows: Rows, start: Start) -> AffineMap:
-        """Return the affine map of checked rows; the calibrator gives its settings, and does not change."""
-        raise NotImplementedError
+        """Return the affine map of the rows by these settings; the calibrator itself stays.
+
+        `fit` checks and warns, calls `solve` with the best temperature of its rows, and keeps the
+        result. `AutoScaling` calls it for each fold: near the map of the penalty before, and only
+        as exactly as a comparison needs it.
+
+        Args:
+            rows: checked rows, with masks only if the map does not mix the classes.
+            start: their best temperature, where to begin, and how exact the result has to be.
+        """
 
 
-class AffineScaling(Solvable):
-    """A calibrator whose fit is an affine map of the logits, which can be folded into a classification head."""
+class AffineScaling(LogitScaling):
+    """A calibrator that can be folded into a head, because it maps the logits themselves."""
 
     def affine_map(self) -> AffineMap:
         """The affine map that `fold` writes into a classification head."""
@@ -103,25 +104,27 @@ class AffineScaling(Solvable):
         """Return the mapped logits in float64; logits of any shape that ends in C."""
         mapping = self.affine_map()
         classes = getattr(self, "classes_", None)
-        # A temperature from a file has no number of classes.
+        # A temperature from a file goes with any number of classes.
         if classes is None:
             return mapping(as_logits(logits).astype(np.float64))
         return mapping(as_fitted_logits(logits, len(classes)))
 
 
-class TemperatureScaling(AffineScaling):
-    r"""Divide the logits by a temperature: T > 1 for an over-confident model, T < 1 for an under-confident one.
+class TemperatureScaling(AffineScaling, Solvable):
+    r"""Divide the logits by a temperature: T > 1 for over-confident models, T < 1 for the opposite.
 
     $$\hat p = \mathrm{softmax}(z / T)$$
 
-    `fit` warns if the data do not determine T. If every label is ranked first, "nll" smooths the labels by 1 / (N + 1).
-    If labels score no better than the average class, T is the upper bound. If all logits of a row are equal, T is 1.
+    `fit` warns if the data do not determine T. If every label is ranked first, "nll" smooths the
+    labels by 1 / (N + 1). If labels score no better than the average class, T is the upper bound.
+    If all logits of a row are equal, T is 1.
 
     Args:
-        criterion: "nll", the negative log-likelihood, solved exactly (Guo et al. 2017), or the noisier calibration
-            error with equal-width ("ece") or equal-mass bins ("adaptive_ece") on a grid, as in Mukhoti et al. 2020.
-        grid: (G,) temperatures in [1e-5, 1e5], of which the first best is selected; None: 0.1, 0.2, ..., 10, but no
-            grid for "nll".
+        criterion: "nll", the negative log-likelihood, solved exactly (Guo et al. 2017), or the
+            noisier calibration error with equal-width ("ece") or equal-mass bins ("adaptive_ece")
+            on a grid, as in Mukhoti et al. 2020.
+        grid: (G,) temperatures in [1e-5, 1e5], of which the first best is selected; None: 0.1, 0.2,
+            ..., 10, but no grid for "nll".
         n_bins: number of bins of the calibration errors.
 
     Attributes:
@@ -168,8 +171,13 @@ class TemperatureScaling(AffineScaling):
         rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
         self._n_seen = rows.logits.shape[1]
         loss = ScaledLoss(rows)
-        exact = loss.is_constant or (self.criterion == "nll" and self.grid is None)
-        self.temperature_ = loss.best_temperature() if exact else self._best_of(loss)
+        needs_no_grid = self.criterion == "nll" and self.grid is None
+        # Where no temperature changes the probabilities, all of a grid are as good as 1.
+        if loss.is_constant or needs_no_grid:
+            self.temperature_ = loss.best_temperature()
+        else:
+            grid = self._checked_grid()
+            self.temperature_ = loss.best_of(grid, self.criterion, self.n_bins)
         loss.warn(self.temperature_)
         return self
 
@@ -192,46 +200,23 @@ class TemperatureScaling(AffineScaling):
     def solve(self, rows: Rows, start: Start) -> AffineMap:
         return _division_by(start.temperature)
 
-    def _best_of(self, loss: ScaledLoss) -> float:
-        """The first of the best temperatures; in a large search, only the finalists are scored exactly."""
-        grid = self._checked_grid()
-        if self.criterion == "nll":
-            return float(
-                min(grid, key=lambda temperature: loss.at(1 / temperature).value)
-            )
-        n, c = loss.rows.logits.shape
-        bins: Any = "uniform" if self.criterion == "ece" else "quantile"
-        error = top_label_sums(self.n_bins, bins)
-        is_correct = loss.rows.logits.argmax(axis=1) == loss.rows.labels
-        correct = is_correct.astype(np.float64)
-        octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
-        if c >= _MANY_CLASSES and octaves <= min(8, len(grid) / 5):
-            near_masses = loss.near_masses(1 / grid, octaves)
-            scores = np.array([error(1 / mass, correct) for mass in near_masses])
-            # A confidence on the edge of a bin may change its bin, which changes a score by up to 2 / N.
-            grid = grid[scores <= scores.min() + 1e-6 + 8 / n]
-        exact: list[float] = []
-        for part in row_chunks(len(grid), n, elements=_MASSES):
-            betas = 1 / grid[part]
-            masses = loss.masses(betas)
-            exact += [error(1 / masses[beta], correct) for beta in betas]
-        return float(grid[np.argmin(exact)])
-
 
 def _division_by(temperature: float) -> AffineMap:
     return AffineMap(np.array(1 / temperature))
 
 
-class PerLabelTemperatureScaling(AffineScaling):
-    r"""Divide each label's logit by its own temperature, if the labels of a model need different corrections.
+class PerLabelTemperatureScaling(AffineScaling, Solvable):
+    r"""Divide each label's logit by its own temperature, if labels need different corrections.
 
-    With few examples per label, `TemperatureScaling(multi_label=True)` is less noisy. Decisions at 1/2 do not change.
+    With few examples per label, `TemperatureScaling(multi_label=True)` is less noisy. Decisions at
+    1/2 do not change.
 
     $$\hat p_c = \sigma(z_c / T_c)$$
 
     Attributes:
         temperatures_: T, (C,), in [1e-5, 1e5], each fitted alone as in `TemperatureScaling`.
-        shared_temperature_: the best single temperature, a float, used for labels without examples of both kinds.
+        shared_temperature_: the best single temperature, a float, used for labels without examples
+            of both kinds.
 
     >>> logits = np.array([[4.0, 1.0], [4.0, -1.0], [4.0, 1.0], [-4.0, -1.0]])
     >>> scaler = PerLabelTemperatureScaling().fit(logits, [[1, 1], [0, 0], [1, 0], [0, 0]])
@@ -266,7 +251,7 @@ class PerLabelTemperatureScaling(AffineScaling):
 
 
 def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[int]]:
-    """The temperature of each label, the shared one if it is undetermined, and the undetermined labels."""
+    """The temperature of each label, or the shared one, and the undetermined labels."""
     found = np.full(rows.logits.shape[1], shared)
     undetermined = []
     for label in range(len(found)):
@@ -276,6 +261,7 @@ def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[i
             undetermined.append(label)
             continue
         loss = ScaledLoss(column)
+        # Its best temperature would be 1, which the other labels may know better.
         if not loss.is_constant:
             found[label] = loss.best_temperature()
         if loss.problem(found[label]):
@@ -286,18 +272,21 @@ def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[i
 def warn_of_labels(undetermined: list[int]) -> None:
     """Warn of labels without a temperature of their own; the caller is a method `fit`."""
     if undetermined:
-        problem = "there is one value only, or all logits have the right sign, or they are no better than chance"
+        problem = (
+            "there is one value only, or all logits have the right sign, "
+            "or they are no better than chance"
+        )
         label = "label" if len(undetermined) == 1 else "labels"
         what = f"the temperature of {label} {few(undetermined)}: {problem}"
         warn_undetermined(what, stacklevel=4)
 
 
 class LinearFit(Solvable):
-    """Base class of the affine fits: Newton's method from the best temperature, with the ridges of the subclass."""
+    """Base class of the affine fits, from the best temperature, with the ridges of the subclass."""
 
     # Whether the weight is a matrix.
     _mixes: ClassVar[bool] = False
-    # Whether to start there even at a bound.
+    # Whether the paper's ridges shrink to the temperature, even if it is a bound.
     _from_temperature: ClassVar[bool] = False
 
     def fit(
@@ -306,19 +295,21 @@ class LinearFit(Solvable):
         labels: ArrayLike,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """Find weights and biases; N of a default penalty is Kish's, (sum of weights)^2 / (sum of squared weights)."""
+        """Find weights and biases; the N of a default penalty is Kish's number of weighted rows."""
         self._check_settings()
         return self._fit(Rows.checked(logits, labels, sample_weight))
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:
-        # A bound is not the scale of the logits.
+        # A bound is not the scale of the logits, which the ridges need to have an effect.
         if not self._from_temperature and start.temperature in BOUNDS:
             loss = ScaledLoss(rows)
             largest_minus_average = loss.shortfall - loss.drift
+            # It is 0 if the logits of each row are equal.
             start = replace(start, temperature=largest_minus_average or 1.0)
         return fit_affine(rows, self._ridges(rows), start)
 
     def _fit(self, rows: Rows) -> Self:
+        # Before any time is spent.
         if self._mixes:
             refuse_masks(rows.logits)
         loss = ScaledLoss(rows)
@@ -326,7 +317,7 @@ class LinearFit(Solvable):
         found = self.solve(rows, Start(temperature))
         self.weight_ = found.weight
         self.bias_ = found.bias  # type: ignore[assignment]
-        # The other fits do not begin at a temperature that is a bound.
+        # The other fits do not begin at a bound, so it says nothing about their result.
         if self._from_temperature or temperature not in BOUNDS:
             loss.warn(temperature, stacklevel=4)
         # The ridges of the structured maps keep a class without rows near the temperature.
@@ -352,8 +343,9 @@ class VectorScaling(AffineScaling, LinearFit):
     $$\hat p = \mathrm{softmax}(w \odot z + b)$$
 
     >>> logits = np.array([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3)
-    >>> labels = np.array([0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1])  # Class 1 is too improbable in the logits.
-    >>> VectorScaling().fit(logits, labels).predict_proba(logits).mean(axis=0).round(4)  # the class frequencies
+    >>> labels = np.array([0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1])  # class 1 is too improbable
+    >>> scaler = VectorScaling().fit(logits, labels)
+    >>> scaler.predict_proba(logits).mean(axis=0).round(4)  # the class frequencies
     array([0.3333, 0.6667])
     """
 
@@ -387,7 +379,8 @@ class PenalisedMatrixFit(LinearFit):
 
     def _ridges(self, rows: Rows) -> Ridges:
         n, c = rows.logits.shape
-        # Kish's number of rows: as many without weights would tell as much.
+        # Kish's number of rows, (sum of weights)^2 / (sum of squared weights): as many rows without
+        # weights would tell as much.
         size = n if rows.weights is None else n**2 / np.square(rows.weights).sum()
         between = 10 * c / size
         bias = 1 / (2 * size)
@@ -399,20 +392,23 @@ class PenalisedMatrixFit(LinearFit):
 
 
 class MatrixScaling(AffineScaling, PenalisedMatrixFit):
-    r"""Map the logits by a full matrix and an offset, for a model that confuses certain pairs of classes.
+    r"""Map the logits by a full matrix and an offset, for a model that confuses pairs of classes.
 
-    The C (C + 1) parameters have the ODIR penalty (Kull et al. 2019, section 3, with w replaced by T w).
+    The C (C + 1) parameters have the ODIR penalty of Kull et al. 2019, section 3, with w replaced
+    by T w.
 
     $$\hat p = \mathrm{softmax}(W z + b), \qquad \min_{W, b} \mathrm{NLL}
       + \frac{\lambda}{C (C - 1)} \sum_{i \ne j} (T w_{ij})^2 + \frac{\mu}{C} \sum_j b_j^2$$
 
     Args:
-        off_diagonal_penalty: λ >= 0. None: 10 C^2 (C - 1) / N, a normal prior of variance 1 / (20 C) for each T w_{ij}.
+        off_diagonal_penalty: λ >= 0. None: 10 C^2 (C - 1) / N, a normal prior of variance
+            1 / (20 C) for each T w_{ij}.
         bias_penalty: μ >= 0. None: C / (2 N), a standard normal prior for each bias, in nats.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
-    >>> mixed = logits @ [[1, 0, 0], [0, 1, 0], [0, 1, 1]]  # The third logit also raises the second class.
+    >>> # The third logit also raises the second class.
+    >>> mixed = logits @ [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
     >>> scaler = MatrixScaling().fit(logits, (mixed + rng.gumbel(size=(2000, 3))).argmax(axis=1))
     >>> (scaler.weight_[1] - scaler.weight_[0]).round(1)  # near -1, 1, 1
     array([-1.1,  0.9,  0.8])
@@ -424,7 +420,8 @@ class MatrixScaling(AffineScaling, PenalisedMatrixFit):
 class DirichletScaling(PenalisedMatrixFit):
     r"""Map the log-probabilities by a full matrix and an offset (Kull et al. 2019, section 2).
 
-    It has the arguments of `MatrixScaling`. Use it if the logits are not available, and pass log-probabilities.
+    It has the arguments of `MatrixScaling`. Use it if the logits are not available, and pass
+    log-probabilities.
 
     $$\hat p = \mathrm{softmax}(W \ln \mathrm{softmax}(z) + b)$$
 
@@ -440,7 +437,7 @@ class DirichletScaling(PenalisedMatrixFit):
         """Return the mapped log-probabilities in float64; logits of any shape that ends in C."""
         check_is_fitted(self)
         given = as_fitted_logits(logits, len(self.bias_))
-        # Where all classes are masked, the next line has NaN.
+        # The logarithm would turn a row without any class into NaN.
         refuse_masks(given)
         log_probs = log_softmax(given, axis=-1)
         return AffineMap(self.weight_, self.bias_)(log_probs)
@@ -451,18 +448,20 @@ class DirichletScaling(PenalisedMatrixFit):
 
 
 class StructuredVectorScaling(AffineScaling, LinearFit):
-    r"""`VectorScaling` with a ridge (Berta et al. 2026, SVS), which is safe with few or no examples of a class.
+    r"""`VectorScaling` with a ridge (Berta et al. 2026, SVS), safe with few examples of a class.
 
     $$\hat p = \mathrm{softmax}((1 + v) \odot z / T + b), \qquad \min_{v, b} \mathrm{NLL}
       + \lambda \frac{C}{N} (|v|^2 + |b|^2)$$
 
     Args:
         penalty: λ > 0, a multiple of the paper's penalty.
-        multi_label: if True, the calibrator is sigmoid((1 + v) z / T + b) for each label, with one T. As for two
-            classes, this is Platt scaling of z, or of z_1 - z_0, with the ridge λ (4 v^2 + b^2) / N.
+        multi_label: if True, the calibrator is sigmoid((1 + v) z / T + b) for each label, with one
+            T. As for two classes, this is Platt scaling of z, or of z_1 - z_0, with the ridge
+            λ (4 v^2 + b^2) / N.
 
     >>> scaler = StructuredVectorScaling().fit(3 * np.eye(3)[[0, 1, 2, 2] * 15], [0, 1, 2, 0] * 15)
-    >>> scaler.predict_proba(3 * np.eye(3)).diagonal().round(2)  # Class 2 is correct in half of its rows.
+    >>> # Class 2 is correct in half of its rows.
+    >>> scaler.predict_proba(3 * np.eye(3)).diagonal().round(2)
     array([0.93, 0.85, 0.53])
     """
 
@@ -473,7 +472,8 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
         self.penalty = penalty
         self.multi_label = multi_label
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]  # no weights
+    # It takes no weights, because its ridges count rows.
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]
         """Find the temperature, then the weights and biases."""
         self._check_settings()
         return self._fit(Rows.checked(logits, labels, multi_label=self.multi_label))
@@ -497,13 +497,15 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
         return AffineMap(weight, bias)
 
     def _solve_two_classes(self, rows: Rows, start: Start) -> AffineMap:
-        """The map of the difference of the two logits; a row with a masked class contains no information."""
+        """The map of the difference of the two logits."""
+        # The probabilities of a row with a masked class are 0 and 1 by any map.
         rows = rows[np.isfinite(rows.logits).all(axis=1)]
         if len(rows):
             half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2
             halves = rows.with_logits(np.hstack([-half, half]))
             # The difference has one weight.
             ridges = self._ridges(rows)._replace(between=None)
+            # A map of the differences is not one of the logits, which `near` may be.
             found = fit_affine(halves, ridges, replace(start, near=None))
         else:
             found = AffineMap(np.full(2, 1 / start.temperature), np.zeros(2))
@@ -523,16 +525,18 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
     def _ridges(self, rows: Rows) -> Ridges:
         n, c = rows.logits.shape
         own = self.penalty * c / n
-        return Ridges(own=own, bias=own, between=own * (c - 1) if self._mixes else None)
+        between = own * (c - 1) if self._mixes else None
+        return Ridges(own=own, bias=own, between=between)
 
 
 class StructuredMatrixScaling(StructuredVectorScaling):
-    r"""`StructuredVectorScaling` with weights M between classes, diagonal 0 (SMS); safer than `MatrixScaling`.
+    r"""`StructuredVectorScaling` with weights M between classes (SMS); safer than `MatrixScaling`.
 
-    For two classes it equals `StructuredVectorScaling`.
+    The diagonal of M is 0. For two classes it equals `StructuredVectorScaling`.
 
-    $$\hat p = \mathrm{softmax}((I + \mathrm{diag}(v) + M) z / T + b), \qquad \min_{v, M, b} \mathrm{NLL}
-      + \lambda \frac{C}{N} (|v|^2 + |b|^2) + \lambda \frac{C (C - 1)}{N} |M|^2$$
+    $$\hat p = \mathrm{softmax}((I + \mathrm{diag}(v) + M) z / T + b), \qquad
+      \min_{v, M, b} \mathrm{NLL} + \lambda \frac{C}{N} (|v|^2 + |b|^2)
+      + \lambda \frac{C (C - 1)}{N} |M|^2$$
 
     >>> scaler = StructuredMatrixScaling().fit(3 * np.eye(3)[[0, 1, 2, 2] * 15], [0, 1, 2, 1] * 15)
     >>> scaler.predict_proba(3 * np.eye(3)).round(2)[2]  # Half of class 2 is class 1.

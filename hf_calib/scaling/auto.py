@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -26,31 +26,30 @@ from hf_calib.scaling._base import (
     softmax_in_place,
 )
 from hf_calib.scaling.affine import AffineMap, AffineScaling
-from hf_calib.scaling.newton import (
-    Rows,
-    ScaledLoss,
-    Start,
-    warn_undetermined,
-)
+from hf_calib.scaling.newton import Start
+from hf_calib.scaling.rows import Rows
 from hf_calib.scaling.saved_map import Fitted, Parameters, method_of
+from hf_calib.scaling.temperature import ScaledLoss, warn_undetermined
 
-# N C^2 above which a fit of a matrix would take seconds.
+# The time of a fit of a matrix grows with N C^2, and above this number takes seconds.
 _MATRIX_COST = 5e8
-# The rows used: enough to detect 0.001 nats.
+# The most rows in the cross-validation: enough to detect 0.001 nats.
 _CHOSEN_ON = 20_000
-# The distance to the minimum of the fits in folds, in nats per row.
+# The distance to the minimum of the fits in folds, in nats per row, far below their noise.
 _ROUGHLY = 1e-5
-# With few rows, candidates with many parameters look best by chance, and standard errors miss the rare row that is
-# wrong with high confidence. By benchmarks/choice_rules.py no setting ends more than .002 nats above the temperature.
+# With few rows, candidates with many parameters look best by chance, and standard errors miss the
+# rare row that is wrong with high confidence. By benchmarks/choice_rules.py no setting ends more
+# than .002 nats above the temperature.
 _STANDARD_ERRORS = 2
 _OF_FREE_MAPS = 3
 # From this number of rows, all candidates need the same margin.
 _MANY = 1000
 # From this number of rows, the logits may stay uncalibrated.
 _ENOUGH = 300
-# With this penalty the fit is never far from a temperature.
+# The end of the names of candidates with the paper's penalty, whose fits are never far from a
+# temperature.
 _FIRM = "(penalty=1)"
-# In standard errors; less regularised ones are then worse too.
+# In standard errors; candidates with smaller penalties are then worse too.
 _CLEARLY_WORSE = 2
 # Wrong rows; with none of 50, one fit ended .47 nats above the temperature.
 _FEWEST_WRONG = 5
@@ -84,11 +83,9 @@ class _Candidate:
     def __post_init__(self) -> None:
         self.method = "identity" if self.scaler is None else method_of(self.scaler)
         self.penalty = getattr(self.scaler, "penalty", None)
-        self.name = (
-            self.method
-            if self.penalty is None
-            else f"{self.method}(penalty={self.penalty:g})"
-        )
+        self.name = self.method
+        if self.penalty is not None:
+            self.name += f"(penalty={self.penalty:g})"
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:
         if self.scaler is None:
@@ -97,41 +94,42 @@ class _Candidate:
 
     def judged(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
         """The candidate's entry in `results_`."""
-        judged: dict[str, Any] = {
+        # A candidate that was not tried has no numbers.
+        nll: tuple[Any, Any] = (None, None)
+        difference: tuple[Any, Any] = (None, None)
+        if self.losses is not None:
+            nll = _mean_and_error(self.losses)
+            difference = _mean_and_error(self.losses - of_temperature)
+        judged = {
             "method": self.method,
             "penalty": self.penalty,
             "n_parameters": self.n_parameters,
-            "nll": None,
-            "standard_error": None,
-            "difference": None,
-            "difference_standard_error": None,
-            "chosen": self.name == choice,
-            "left_out": self.left_out,
         }
-        if self.losses is not None:
-            mean, error = _mean_and_error(self.losses)
-            judged |= {"nll": mean, "standard_error": error}
-            mean, error = _mean_and_error(self.losses - of_temperature)
-            judged |= {"difference": mean, "difference_standard_error": error}
-        return judged
+        judged["nll"], judged["standard_error"] = nll
+        judged["difference"], judged["difference_standard_error"] = difference
+        return {**judged, "chosen": self.name == choice, "left_out": self.left_out}
 
 
 class AutoScaling(AffineScaling):
     r"""Select an affine calibrator by cross-validation, and fit it.
 
-    It compares no calibration, a temperature, vectors and matrices, structured ones with several penalties. With
-    several labels per row it compares `PerLabelTemperatureScaling` instead of matrices. Each candidate is evaluated and
-    used with an additional temperature, fitted to held-out rows. `docs/reference/scaling.md` has the rule.
+    It compares no calibration, a temperature, vectors and matrices, structured ones with several
+    penalties. With several labels per row it compares `PerLabelTemperatureScaling` instead of
+    matrices. Each candidate is evaluated and used with an additional temperature, fitted to
+    held-out rows. `docs/reference/scaling.md` has the rule.
 
     Args:
-        n_folds: number of random folds of the cross-validation, at least 2; with fewer rows, one fold per row.
+        n_folds: number of random folds of the cross-validation, at least 2; with fewer rows, one
+            fold per row.
         random_state: seed of the folds.
 
     Attributes:
-        choice_: the selected method, a key of `SCALERS` or "identity", such as "structured_matrix(penalty=0.1)".
-        results_: a dict per candidate: "method", "penalty", "n_parameters", "nll" (cross-validated, nats per row),
-            "standard_error", "difference" to the temperature, "difference_standard_error", "chosen", and "left_out",
-            the reason why it was not tried, or None.
+        choice_: the selected method, a key of `SCALERS` or "identity", such as
+            "structured_matrix(penalty=0.1)".
+        results_: a dict per candidate: "method", "penalty", "n_parameters", "nll" (cross-validated,
+            nats per row), "standard_error", "difference" to the temperature,
+            "difference_standard_error", "chosen", and "left_out", the reason why it was not tried,
+            or None.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(1000, 3))
@@ -185,8 +183,8 @@ class AutoScaling(AffineScaling):
         if rows.known is not None:
             rows = rows[rows.known.any(axis=1)]
         n = len(rows)
-        # Folds are not stratified by class. With the frequencies of the sample in each fold, a calibrator that
-        # learns these frequencies would look better than it is on other rows.
+        # Folds are not stratified by class. With the frequencies of the sample in each fold, a
+        # calibrator that learns these frequencies would look better than it is on other rows.
         rng = np.random.default_rng(self.random_state)
         folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
         sample: Any = slice(None)
@@ -287,7 +285,7 @@ def _rare_classes(rows: Rows) -> str | None:
 
 
 def _missing_classes(rows: Rows, temperature: float) -> str | None:
-    """The classes with at most two rows and far fewer than the probabilities say, in words, or None.
+    """The classes with hardly a row and far fewer than the probabilities say, in words, or None.
 
     The fit of a class would take its probability towards 0, although these rows may just lack it.
     """
@@ -344,48 +342,52 @@ class _Split(NamedTuple):
 def _cross_validate(
     families: list[list[_Candidate]], rows: Rows, folds: NDArray[np.int64]
 ) -> None:
-    """Find the losses of the candidates; skip those less regularised than a clearly worse one of their family."""
+    """Find the losses of the candidates on rows that their maps were not fitted to."""
     splits = list(_splits(folds))
-    temperatures = [
-        ScaledLoss(rows[split.train]).best_temperature() for split in splits
-    ]
+    starts = []
+    for split in splits:
+        temperature = ScaledLoss(rows[split.train]).best_temperature()
+        starts.append(Start(temperature, nats=_ROUGHLY))
     for family in families:
-        near: list[AffineMap | None] = [None] * len(splits)
-        worse: str | None = None
-        last: FloatArray | None = None
-        for candidate in family:
-            if worse is not None and candidate.left_out is None:
-                candidate.left_out = worse
-            if candidate.left_out is not None:
-                continue
-            mapped = np.empty(rows.logits.shape)
-            for fold, split in enumerate(splits):
-                # Candidates of one family differ in the penalty only.
-                start = Start(temperatures[fold], near=near[fold], nats=_ROUGHLY)
-                found = candidate.solve(rows[split.train], start)
-                near[fold] = found
-                mapped[split.held_out] = found(rows.logits[split.held_out])
-            scales = _temperatures_on_top(candidate, rows.with_logits(mapped), splits)
-            candidate.losses = rows.losses(mapped / scales)
-            if last is not None:
-                difference, error = _mean_and_error(candidate.losses - last)
-                if difference > _CLEARLY_WORSE * error:
-                    why = "was clearly worse than with a larger penalty"
-                    worse = f"{candidate.name} {why}"
-            last = candidate.losses
+        _compare(family, rows, splits, starts)
 
 
-def _temperatures_on_top(
-    candidate: _Candidate, mapped: Rows, splits: list[_Split]
-) -> FloatArray:
-    """The additional temperature (N, 1) of each row, fitted to other rows; set that of the candidate."""
-    scales = np.ones((len(mapped), 1))
-    # A temperature is found with its own.
-    if candidate.method in ("identity", "temperature"):
-        return scales
+def _compare(
+    family: list[_Candidate], rows: Rows, splits: list[_Split], starts: list[Start]
+) -> None:
+    """Find the losses of a family, until a candidate is clearly worse than the one before it."""
+    nearest = starts.copy()
+    last: FloatArray | None = None
+    worse: str | None = None
+    for candidate in family:
+        if worse is not None and candidate.left_out is None:
+            candidate.left_out = worse
+        if candidate.left_out is not None:
+            continue
+        mapped = np.empty(rows.logits.shape)
+        for fold, split in enumerate(splits):
+            found = candidate.solve(rows[split.train], nearest[fold])
+            # Candidates of one family differ in the penalty only, so the next map is near.
+            nearest[fold] = replace(nearest[fold], near=found)
+            mapped[split.held_out] = found(rows.logits[split.held_out])
+        # A temperature is found with its own, and no calibration has none.
+        if candidate.method not in ("identity", "temperature"):
+            held_out = rows.with_logits(mapped)
+            candidate.on_top = ScaledLoss(held_out).best_temperature()
+            mapped = mapped / _temperatures_on_top(held_out, splits)
+        candidate.losses = rows.losses(mapped)
+        if last is not None:
+            difference, error = _mean_and_error(candidate.losses - last)
+            if difference > _CLEARLY_WORSE * error:
+                worse = f"{candidate.name} was clearly worse than with a larger penalty"
+        last = candidate.losses
+
+
+def _temperatures_on_top(mapped: Rows, splits: list[_Split]) -> FloatArray:
+    """The additional temperature (N, 1) of each row, fitted to the rows of other folds."""
+    scales = np.empty((len(mapped), 1))
     for split in splits:
         scales[split.held_out] = ScaledLoss(mapped[split.train]).best_temperature()
-    candidate.on_top = ScaledLoss(mapped).best_temperature()
     return scales
 
 
@@ -400,7 +402,7 @@ def _splits(folds: NDArray[np.int64]) -> Iterator[_Split]:
 def choose(
     losses: Mapping[str, FloatArray], standard_errors: float | None = None
 ) -> str:
-    """Return the name with the lowest d + k SE(d), k by the rule of `AutoScaling` or `standard_errors` for all."""
+    """Return the name with the lowest d + k SE(d), k by the rule of `AutoScaling` or as given."""
     n_rows = len(losses["temperature"])
 
     def upper_end(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Calibrators of probabilities: histogram binning, isotonic regression, splines, and ensemble temperature scaling."""
+"""Calibrators of probabilities: bins, isotonic regression, splines, and mixtures of softmaxes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.interpolate import make_interp_spline
-from scipy.optimize import LinearConstraint, minimize, minimize_scalar
+from scipy.optimize import LinearConstraint, minimize
 from sklearn.isotonic import IsotonicRegression
 from sklearn.utils.validation import check_is_fitted
 
@@ -27,16 +27,17 @@ from hf_calib.scaling._base import (
     blocks,
     softmax_in_place,
 )
-from hf_calib.scaling.newton import Rows, ScaledLoss
+from hf_calib.scaling.rows import Rows
 from hf_calib.scaling.saved_map import BOUNDS, Fitted, Parameters, check_parameters
+from hf_calib.scaling.temperature import FARTHEST, ScaledLoss, brier_temperature
 
 Binning = Literal["uniform", "equal_mass"]
 Multiclass = Literal["one_vs_rest", "joint"]
 
 # The share of the model's probability, which breaks ties (Zhang et al. 2020).
 _OWN_SHARE = 1e-9
-# The largest factor between the temperature and that of the likelihood.
-_FARTHEST = 30
+# One number in [0, 1] for each knot or score of a curve.
+_SHARES = Fitted(("S",), 0, 1)
 
 
 class ClassProbabilityScaling(Scaler):
@@ -58,18 +59,19 @@ class ClassProbabilityScaling(Scaler):
         rows = Rows.checked(logits, labels, sample_weight)
         self.n_classes_ = rows.logits.shape[1]
         probs = softmax_in_place(rows.logits.astype(np.float64))
-        hits = (rows.labels[:, None] == np.arange(self.n_classes_)).astype(np.float64)
-        weights = np.ones(len(rows)) if rows.weights is None else rows.weights
-        self._fit_curves(probs, hits, weights)
+        is_label = rows.labels[:, None] == np.arange(self.n_classes_)
+        hits = is_label.astype(np.float64)
+        self._fit_curves(probs, hits, rows.shares)
         return self
 
     def class_scores(self, logits: ArrayLike) -> FloatArray:
-        """Return the calibrated frequency of each class alone; rows do not sum to 1, and a masked class has 0."""
+        """Return each class's frequency alone; rows do not sum to 1, and a masked class has 0."""
         return self._scores_and_probs(logits)[0]
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
-        """Return `class_scores` with rows scaled to sum to 1, in the shape of the logits, float64."""
+        """Return `class_scores`, scaled so that rows sum to 1; in the logits' shape, float64."""
         scores, probs = self._scores_and_probs(logits)
+        # All frequencies of a row may be 0, and equal ones would be ranked by position.
         scores += _OWN_SHARE * probs
         return scores / scores.sum(axis=-1, keepdims=True)
 
@@ -86,17 +88,19 @@ class ClassProbabilityScaling(Scaler):
 
 
 class HistogramBinning(ClassProbabilityScaling):
-    r"""Replace each class's probability by the frequency of that class in its bin (Guo et al. 2017, 4.2).
+    r"""Replace each probability by the frequency of its class in its bin (Guo et al. 2017, 4.2).
 
     $$\hat p_{ik} \propto m_k(p_{ik}) + 10^{-9} p_{ik}, \qquad
       m_k(p) = \sum_i [y_i = k]\,[p_{ik} \in b(p)]\ /\ \sum_i [p_{ik} \in b(p)]$$
 
     Args:
         n_bins: M, the number of bins per class. An empty bin keeps its midpoint.
-        binning: "uniform" for equal-width bins; "equal_mass" for the quantiles of each class, better with many classes.
+        binning: "uniform" for equal-width bins; "equal_mass" for the quantiles of each class,
+            better with many classes.
 
     Attributes:
-        edges_: (C, M + 1) edges of the bins (lower, upper]; the first and the last bin have no outer limit.
+        edges_: (C, M + 1) edges of the bins (lower, upper]; the first and the last bin have no
+            outer limit.
         frequencies_: (C, M) m in [0, 1], which `class_scores` returns.
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
@@ -133,16 +137,19 @@ class HistogramBinning(ClassProbabilityScaling):
             edges = [uniform_edges(self.n_bins)] * n_classes
         self.edges_ = np.stack(edges)
         midpoints = (self.edges_[:, :-1] + self.edges_[:, 1:]) / 2
-        # The bins of a class follow those of the class before it.
-        slots = (self._bins(probs) + self.n_bins * np.arange(n_classes)).ravel()
+        # The bins of a class follow those of the class before it, so that one count serves all.
+        first_bins = self.n_bins * np.arange(n_classes)
+        slots = (first_bins + self._bins(probs)).ravel()
         of_hits = (weights[:, None] * hits).ravel()
         of_all = np.repeat(weights, n_classes)
         right = np.bincount(slots, of_hits, midpoints.size).reshape(midpoints.shape)
         mass = np.bincount(slots, of_all, midpoints.size).reshape(midpoints.shape)
+        # An empty bin has no frequency, and keeps its midpoint.
         self.frequencies_ = np.divide(right, mass, out=midpoints, where=mass > 0)
 
     def _bins(self, probs: FloatArray) -> NDArray[np.int64]:
         """The bin (N, C) of each probability among those of its class."""
+        # Without the outer edges, the first and the last bin have no outer limit.
         columns = zip(self.edges_[:, 1:-1], probs.T, strict=True)
         return np.stack([np.searchsorted(*column) for column in columns], axis=1)
 
@@ -151,21 +158,23 @@ class HistogramBinning(ClassProbabilityScaling):
 
 
 class IsotonicScaling(ClassProbabilityScaling):
-    r"""Map probabilities to frequencies by a rising curve (Zadrozny & Elkan 2002; joint: Zhang et al. 2020).
+    r"""Map probabilities to frequencies by a rising curve (Zadrozny & Elkan 2002).
 
-    It needs about a thousand rows: with few rows the ends of the curve are 0 and 1, and one error there costs 20 nats
+    It needs about a thousand rows: with few rows the ends of the curve are 0 and 1, and one error
+        there costs 20 nats
     or more.
 
     $$\hat p_{ik} \propto m(p_{ik}) + 10^{-9} p_{ik}, \qquad
       m = \arg\min_{m\ \mathrm{rising}} \sum_i (m(p_{ik}) - [y_i = k])^2$$
 
     Args:
-        multiclass: "one_vs_rest" for a curve per class. "joint" for one curve of all N C probabilities, which needs
-            fewer examples and keeps the ranking of the classes.
+        multiclass: "one_vs_rest" for a curve per class. "joint" (Zhang et al. 2020) for one curve
+            of all N C probabilities, which needs fewer examples and keeps the classes' ranking.
 
     Attributes:
         sizes_: (K,) int, the number of knots of each curve: C curves, or 1 if "joint".
-        knots_, frequencies_: (S,) the knots and m there, curve after curve; linear between them, constant beyond.
+        knots_, frequencies_: (S,) the knots and m there, curve after curve; linear between them,
+            constant beyond.
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
     >>> scaler = IsotonicScaling("joint").fit(logits, np.array([0, 1, 0, 1]))
@@ -176,8 +185,8 @@ class IsotonicScaling(ClassProbabilityScaling):
     _fitted: ClassVar[Parameters] = {
         "n_classes_": N_CLASSES,
         "sizes_": Fitted(("K",), 1, kind=int),
-        "knots_": Fitted(("S",), 0, 1),
-        "frequencies_": Fitted(("S",), 0, 1),
+        "knots_": _SHARES,
+        "frequencies_": _SHARES,
     }
 
     def __init__(self, multiclass: Multiclass = "one_vs_rest") -> None:
@@ -191,11 +200,13 @@ class IsotonicScaling(ClassProbabilityScaling):
         n_curves = 1 if self.multiclass == "joint" else self.n_classes_
         if len(self.sizes_) != n_curves or self.sizes_.sum() != len(self.knots_):
             return False
-        return all(
+        # The numbers of different curves stand one after the other, and each curve rises alone.
+        rises = [
             (np.diff(numbers) >= 0).all()
             for curve in self._curves()
             for numbers in curve
-        )
+        ]
+        return all(rises)
 
     def _curves(self) -> Iterator[tuple[FloatArray, FloatArray]]:
         """Iterate over the knots of each curve and its frequencies there."""
@@ -210,6 +221,7 @@ class IsotonicScaling(ClassProbabilityScaling):
     def _fit_curves(
         self, probs: FloatArray, hits: FloatArray, weights: FloatArray
     ) -> None:
+        # Each row has a probability of every class on the one curve.
         if self.multiclass == "joint":
             weights = np.repeat(weights, probs.shape[1])
         columns = zip(self._columns(probs), self._columns(hits), strict=True)
@@ -224,19 +236,23 @@ class IsotonicScaling(ClassProbabilityScaling):
 
 
 class SplineScaling(Scaler):
-    r"""Map the confidence to the accuracy by a spline (Gupta et al. 2021), with a few hundred examples or more.
+    r"""Map the confidence to the accuracy by a spline (Gupta et al. 2021).
+
+    It needs a few hundred rows or more.
 
     $$h(i / N) = \frac{1}{N} \sum_{k \le i} (c_k - s_k), \qquad r(s_i) = s_i + h'(i / N)$$
 
-    where s_1 <= ... <= s_N are the confidences, c_i is the correctness of the i-th, and h' is the derivative of the
-    natural cubic spline nearest to h. r is linear between the s_i, constant beyond them, and clipped to [0, 1]. The
-    predicted class gets r, or more if it would not stay first; the other classes share the rest in proportion.
+    where s_1 <= ... <= s_N are the confidences, c_i is the correctness of the i-th, and h' is the
+    derivative of the natural cubic spline nearest to h. r is linear between the s_i, constant
+    beyond them, and clipped to [0, 1]. The predicted class gets r, or more if it would not stay
+    first; the other classes share the rest in proportion.
 
     Args:
         n_knots: number of knots, at equal steps of i / N, at least 4.
 
     Attributes:
-        scores_, accuracies_: (S,) the different confidences of the calibration rows, rising, and r there.
+        scores_, accuracies_: (S,) the different confidences of the calibration rows, rising, and r
+            there.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
@@ -249,7 +265,7 @@ class SplineScaling(Scaler):
     _fitted: ClassVar[Parameters] = {
         "n_classes_": N_CLASSES,
         "scores_": Fitted(("S",), 0, 1, rises=True),
-        "accuracies_": Fitted(("S",), 0, 1),
+        "accuracies_": _SHARES,
     }
 
     def __init__(self, *, n_knots: int = 6) -> None:
@@ -266,17 +282,17 @@ class SplineScaling(Scaler):
         n = len(rows)
         requirement = f"logits to hold at least n_knots={self.n_knots} rows"
         check(n >= self.n_knots, requirement, n, "use TemperatureScaling")
-        confidences = np.concatenate(
-            [softmax_in_place(z).max(axis=1) for _, z in blocks(rows.logits)]
-        )
+        confidences = [softmax_in_place(z).max(axis=1) for _, z in blocks(rows.logits)]
         levels, level, sizes = np.unique(
-            confidences, return_inverse=True, return_counts=True
+            np.concatenate(confidences), return_inverse=True, return_counts=True
         )
         is_correct = rows.logits.argmax(axis=1) == rows.labels
-        # Equal confidences share their mean accuracy, and the mean slope.
-        gaps = np.bincount(level, is_correct) / sizes - levels
+        # Equal confidences share their mean accuracy, and the mean slope; their order is chance.
+        accuracies = np.bincount(level, is_correct.astype(np.float64)) / sizes
+        gaps = accuracies - levels
         cumulated = np.cumsum(np.repeat(gaps, sizes)) / n
-        # All splines are weighted sums of one spline per knot, which is 1 there and 0 at the others.
+        # A spline is a weighted sum of one spline per knot, which is 1 there and 0 at the others,
+        # so the nearest one is a linear least-squares problem in the heights at the knots.
         knots = np.linspace(0, 1, self.n_knots)
         basis = make_interp_spline(knots, np.eye(self.n_knots), bc_type="natural")
         steps = np.linspace(0, 1, n)
@@ -289,7 +305,7 @@ class SplineScaling(Scaler):
         return self
 
     def predict_confidence(self, logits: ArrayLike) -> FloatArray:
-        """Return r, the calibrated confidence (...) in [0, 1] of the predicted class, for logits (..., C)."""
+        """Return r, the confidence (...) in [0, 1] of the predicted class of logits (..., C)."""
         check_is_fitted(self, "scores_")
         probs = softmax_in_place(as_fitted_logits(logits, self.n_classes_))
         return np.interp(probs.max(axis=-1), self.scores_, self.accuracies_)
@@ -299,6 +315,7 @@ class SplineScaling(Scaler):
         confidence = self.predict_confidence(logits).reshape(-1)
         rows = as_fitted_logits(logits, self.n_classes_).reshape(-1, self.n_classes_)
         predicted = np.arange(len(rows)), rows.argmax(axis=1)
+        # The softmax of the others is how they share the rest.
         rows[predicted] = -np.inf
         # Where all other classes are masked, they share nothing, equally.
         is_alone = np.isneginf(rows.max(axis=1))
@@ -310,13 +327,17 @@ class SplineScaling(Scaler):
         runner_up = rows.max(axis=1)
         confidence = np.maximum(confidence, runner_up / (1 + runner_up))
         rows *= (1 - confidence)[:, None]
+        # Rounding must not make the next one more probable.
         just_above = np.nextafter(rows.max(axis=1), 1)
         rows[predicted] = np.maximum(confidence, just_above)
         return rows.reshape(np.shape(logits))
 
 
+_TEMPERATURE = Fitted(low=BOUNDS[0] / FARTHEST, high=BOUNDS[1] * FARTHEST)
+
+
 class EnsembleTemperatureScaling(Scaler):
-    r"""Mix the temperature-scaled, the plain and the uniform probabilities (Zhang et al. 2020, 3.2).
+    r"""Mix temperature-scaled, plain and uniform probabilities (Zhang et al. 2020, 3.2).
 
     The ranking of the classes does not change. T minimises the Brier score first, and then w does.
 
@@ -324,7 +345,8 @@ class EnsembleTemperatureScaling(Scaler):
 
     Attributes:
         temperature_: T, a float, within a factor of 30 of the temperature of the likelihood.
-        weights_: w, (3,), each at least 0, with sum 1. In a row with masked classes, w_3 is spread over the others.
+        weights_: w, (3,), each at least 0, with sum 1. In a row with masked classes, w_3 is spread
+            over the others.
 
     >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
     >>> scaler = EnsembleTemperatureScaling().fit(logits, np.array([0, 0, 0, 0]))
@@ -334,7 +356,7 @@ class EnsembleTemperatureScaling(Scaler):
 
     _fitted: ClassVar[Parameters] = {
         "n_classes_": N_CLASSES,
-        "temperature_": Fitted(("",), BOUNDS[0] / _FARTHEST, BOUNDS[1] * _FARTHEST),
+        "temperature_": _TEMPERATURE,
         "weights_": Fitted(("W",), 0, 1),
     }
 
@@ -348,32 +370,17 @@ class EnsembleTemperatureScaling(Scaler):
         self.temperature_ = loss.best_temperature()
         loss.warn(self.temperature_)
         if not loss.is_constant:
-            self.temperature_ = _least_squares_temperature(rows, self.temperature_)
+            self.temperature_ = brier_temperature(rows, self.temperature_)
+        # The Brier score of a mixture is w' products w - 2 own'w, and a constant.
         products = np.zeros((3, 3))
         own = np.zeros(3)
         for part, block in blocks(rows.logits):
             parts = _parts(block, self.temperature_)
-            of_labels = parts[:, np.arange(len(block)), rows.labels[part]]
+            labels = rows.labels[part]
+            of_labels = parts[:, np.arange(len(labels)), labels]
             products += np.einsum("inc,jnc->ij", parts, parts) / len(rows)
             own += of_labels.sum(axis=1) / len(rows)
-
-        def error(weights: FloatArray) -> tuple[float, FloatArray]:
-            slope = products @ weights - own
-            return float(weights @ (slope - own) / 2), slope
-
-        start = np.full(3, 1 / 3)
-        simplex = LinearConstraint(np.ones((1, 3)), 1, 1)
-        found = minimize(
-            error,
-            start,
-            jac=True,
-            method="SLSQP",
-            bounds=[(0, 1)] * 3,
-            constraints=simplex,
-            options={"ftol": 1e-16, "maxiter": 300},
-        )
-        weights = found.x.clip(0)
-        self.weights_ = weights / weights.sum()
+        self.weights_ = _mixture_weights(products, own)
         self.n_classes_ = rows.logits.shape[1]
         return self
 
@@ -390,26 +397,32 @@ class EnsembleTemperatureScaling(Scaler):
 
 
 def _parts(logits: FloatArray, temperature: float) -> FloatArray:
-    """The scaled, the plain and the uniform probabilities (3, ..., C); the logits are overwritten."""
+    """The scaled, plain and uniform probabilities (3, ..., C); the logits are overwritten."""
     is_allowed = np.isfinite(logits)
     scaled = softmax_in_place(logits / temperature)
     uniform = is_allowed / is_allowed.sum(axis=-1, keepdims=True)
     return np.stack([scaled, softmax_in_place(logits), uniform])
 
 
-def _least_squares_temperature(rows: Rows, likely: float) -> float:
-    """The T of the least Brier score: a coarse grid, as the score is not convex, then a search at its best point."""
+def _mixture_weights(products: FloatArray, own: FloatArray) -> FloatArray:
+    """The w >= 0 with sum 1 that minimise w' products w / 2 - own'w."""
 
-    def error(log_temperature: float) -> float:
-        total = 0.0
-        for part, block in blocks(rows.logits):
-            probs = softmax_in_place(block / np.exp(log_temperature))
-            of_labels = probs[np.arange(len(probs)), rows.labels[part]]
-            total += np.vdot(probs, probs) - 2 * of_labels.sum()
-        return float(total) / len(rows)
+    def error(weights: FloatArray) -> tuple[float, FloatArray]:
+        slope = products @ weights - own
+        return float(weights @ (slope - own) / 2), slope
 
-    grid = np.log(likely) + np.log(_FARTHEST) * np.linspace(-1, 1, 25)
-    best = int(np.argmin([error(log_t) for log_t in grid]))
-    around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    found = minimize_scalar(error, bounds=around, options={"xatol": 1e-9}).x
-    return float(np.exp(min([found, *around], key=error)))
+    # A mixture: the weights sum to 1.
+    simplex = LinearConstraint(np.ones((1, 3)), 1, 1)
+    start = np.full(3, 1 / 3)
+    found = minimize(
+        error,
+        start,
+        jac=True,
+        method="SLSQP",
+        bounds=[(0, 1)] * 3,
+        constraints=simplex,
+        options={"ftol": 1e-16, "maxiter": 300},
+    )
+    # SLSQP may end outside of its bounds by rounding.
+    weights = found.x.clip(0)
+    return weights / weights.sum()

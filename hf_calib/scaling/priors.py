@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 from hf_calib._errors import check, few
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray
-from hf_calib.scaling._base import as_fitted_logits, as_matrix
+from hf_calib.scaling._base import as_fitted_logits
 from hf_calib.scaling.affine import AffineMap, AffineScaling
+from hf_calib.scaling.rows import as_matrix
 
 
 class PriorCorrection(AffineScaling):
@@ -20,7 +21,8 @@ class PriorCorrection(AffineScaling):
     Use it after training on resampled data, or for label shift (Saerens et al. 2002, Eq. 2.4). It
     needs no `fit`. The guide on other class frequencies estimates unknown ones.
 
-    $$\hat p_k \propto p_k\, \pi^{target}_k / \pi^{train}_k, \qquad z_k + \log \pi^{target}_k - \log \pi^{train}_k$$
+    $$\hat p_k \propto p_k\, \pi^{target}_k / \pi^{train}_k, \qquad
+      z_k + \log \pi^{target}_k - \log \pi^{train}_k$$
 
     Args:
         train_prior: (C,) the frequencies that the probabilities assume, such as the mean
@@ -40,6 +42,7 @@ class PriorCorrection(AffineScaling):
         self.train_prior = train_prior
         self.target_prior = target_prior
         self.scaler = scaler
+        # There may be no `fit` that would check them.
         self.priors()
         checks.check_type(
             scaler is None or hasattr(scaler, "affine_map"),
@@ -59,6 +62,7 @@ class PriorCorrection(AffineScaling):
         """The affine map that `fold` writes into a head: that of the scaler, then the bias."""
         priors = self.priors()
         bias = np.log(priors["target_prior"]) - np.log(priors["train_prior"])
+        # A weight of ones for each class, so that the map says how many classes it has.
         correction = AffineMap(np.ones(len(bias)), bias)
         if self.scaler is None:
             return correction
@@ -114,11 +118,9 @@ def _as_prior(argument: str, values: Any) -> FloatArray:
         )
 
     total = float(numbers.sum())
+    # Integers are counts, which may have any sum.
     if given.dtype.kind == "f":
-        check(
-            abs(total - 1) <= checks.row_sum_tolerance(len(given)),
-            f"{argument} to sum to 1",
-            f"{total:.6g}",
-            "divide it by its sum, or pass class counts as integers",
-        )
+        is_one = abs(total - 1) <= checks.row_sum_tolerance(len(given))
+        way_out = "divide it by its sum, or pass class counts as integers"
+        check(is_one, f"{argument} to sum to 1", f"{total:.6g}", way_out)
     return numbers / total

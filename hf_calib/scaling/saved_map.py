@@ -49,18 +49,20 @@ OF_PAIRS = {"of": "pairs"}
 PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")
 _OWN = {"method", "settings", "parameters", "weight", "bias", "date", "versions"}
 Criterion = Literal["nll", "ece", "adaptive_ece"]
-# Cosine similarities need a T near 0.01, and raw scores of 10,000 a T near 10,000. With a larger T the
-# probabilities would be so equal that float32 no longer ranks them.
+# Cosine similarities need a T near 0.01, and raw scores of 10,000 a T near 10,000. With a larger
+# T the probabilities would be so equal that float32 no longer ranks them.
 BOUNDS = (1e-5, 1e5)
 # Beyond it the logits are lost in a head of float32.
 LARGEST_NUMBER = 1e12
+# The relative error of numbers that were written and read, or computed in another order.
 _ROUNDING = 1e-9
 
 
 class Fitted(NamedTuple):
     """The kind, the shape and the range of numbers in any calibrator that a fit can find.
 
-    Each of `axes` is a shape, a letter for each axis: C classes, or sizes that parameters share. "" is a number.
+    Each of `axes` is a shape, a letter for each axis: C classes, or sizes that parameters share. ""
+    is a number.
     """
 
     axes: tuple[str, ...] = ("",)
@@ -77,15 +79,15 @@ class Fitted(NamedTuple):
         sizes: dict[str, int],
         way_out: str = "take the file unchanged, or fit it again",
     ) -> Any:
-        """Return the value in its own type; raise unless it fits, also to the sizes of the parameters before it."""
+        """Return the value in its own type; raise unless it fits, also to the sizes before it."""
         shapes = " or ".join(f"({', '.join(axes)})" for axes in self.axes)
         order = "rising " if self.rises else ""
         numbers = f"{order}{self.kind.__name__} in [{self.low:g}, {self.high:g}]"
         requirement = f"{name} to be {numbers} of shape {shapes}"
         array = as_array(name, value)
         is_number = array.dtype.kind in ("iu" if self.kind is int else "fiu")
+        # An array turns true among numbers into a number.
         if isinstance(value, list):
-            # An array turns true among numbers into a number.
             entries = np.array(value, dtype=object).ravel()
             is_number = is_number and bool not in set(map(type, entries))
         fits = is_number and array.size > 0 and self._has_shape(array.shape, sizes)
@@ -98,6 +100,7 @@ class Fitted(NamedTuple):
         check(bool(is_inside.all()), requirement, others, way_out)
         falls = self.rises and (np.diff(array) < 0).any()
         check(not falls, requirement, "numbers that fall", way_out)
+        # A plain number, not one of NumPy, whose repr would differ.
         if self.axes == ("",):
             return self.kind(value)
         return array.astype(np.float64 if self.kind is float else np.int64, copy=False)
@@ -105,6 +108,7 @@ class Fitted(NamedTuple):
     def _has_shape(self, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:
         """Whether this is one of the shapes, whose letters get their sizes."""
         for axes in self.axes:
+            # A shape that does not fit must not leave its sizes behind.
             found = sizes.copy()
             pairs = list(zip(axes, shape, strict=False))
             same = [found.setdefault(axis, size) == size for axis, size in pairs]
@@ -128,12 +132,14 @@ def _criterion(value: Any) -> bool:
     return value in get_args(Criterion)
 
 
+# The entries about one set of rows, such as those of a fit or of a report.
 ROWS_KINDS = {
     **dict.fromkeys(("name?", "split?", "part?", "autocast?", "fingerprint?"), str),
     **dict.fromkeys(("n?", "seen?", "n_bins?", "cut_at?"), count),
     "options?": [str],
 }
-# The entries about a calibrator that are read from calibration.json and from a model's config; others are free.
+# The entries about a calibrator that are read from calibration.json and from a model's config;
+# others are free.
 RECORD_KINDS = {
     **dict.fromkeys(("method?", "choice?", "split?", "date?"), str),
     **dict.fromkeys(("loss?", "base_model?", "scaler?"), str),
@@ -159,7 +165,7 @@ RECORD_KINDS = {
 
 
 class SavedMap(NamedTuple):
-    """The result of `load_map`: the fitted calibrator, bit for bit, and the further entries of `save_map`."""
+    """The result of `load_map`: the calibrator, bit for bit, and the facts given to `save_map`."""
 
     scaler: Any
     about: dict[str, Any]
@@ -170,8 +176,9 @@ def save_map(
 ) -> None:
     """Write a fitted calibrator and facts about it to a JSON file, completely or not at all.
 
-    The file has "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (fitted values),
-    "date", "versions" of the packages and, if the calibrator can be folded, "weight" and "bias" (or null).
+    The file has "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters"
+    (fitted values), "date", "versions" of the packages and, if the calibrator can be folded,
+    "weight" and "bias" (or null).
 
     Args:
         path: the file, or an existing folder for a calibration.json.
@@ -202,19 +209,24 @@ def save_map(
             expected("about", requirement, error, "convert what it holds")
         ) from error
     content = f"{text}\n".encode()
-    # What cannot be loaded is not saved.
+    # A file that cannot be loaded would be noticed when the calibrator is gone.
     _parsed(content)
     with whole_file(_file(path)) as unfinished:
         unfinished.write_bytes(content)
 
 
 def load_map(path: str | os.PathLike[str]) -> SavedMap:
-    """Load a calibrator from a file of `save_map` or the calibration.json of a folder; ValueError for other files."""
+    """Load a calibrator from a file of `save_map`, or from the calibration.json of a folder.
+
+    Raises:
+        ValueError: if the file does not hold a fitted calibrator.
+    """
     try:
         return _parsed(read_file(_file(path), MOST_BYTES_OF_A_MAP))
     except Exception as error:
         # A damaged or foreign file may cause any error.
-        got = f"a file that cannot be read ({type(error).__name__}: {printable(error)[:300]})"
+        cause = f"{type(error).__name__}: {printable(error)[:300]}"
+        got = f"a file that cannot be read ({cause})"
         way_out = (
             "save the calibrator again with hf_calib.scaling.save_map, or fit it again"
         )
@@ -266,11 +278,12 @@ def _as_record(scaler: Any) -> Any:
     method = method_of(scaler)
     check_finite(scaler)
     affine = scaler.affine_map()._asdict() if method in FOLDABLE_SCALERS else {}
-    parameters = {
-        name[:-1]: None if name[:-1] in affine else value
-        for name, value in vars(scaler).items()
-        if name.endswith("_")
-    }
+    parameters = {}
+    for name, value in vars(scaler).items():
+        key = name.removesuffix("_")
+        if key != name:
+            # The numbers of the map stand in the record once.
+            parameters[key] = None if key in affine else value
     settings = scaler.get_params(deep=False)
     if settings.get("scaler") is not None:
         settings["scaler"] = _as_record(settings["scaler"])
@@ -298,6 +311,7 @@ def _from_record(record: dict[str, Any]) -> Any:
     settings = {**record["settings"]}
     if settings.get("scaler") is not None:
         settings["scaler"] = _from_record(settings["scaler"])
+    # A setting that the class does not have is refused by the call.
     scaler = kind(**settings)
     scaler._check_settings()
     parameters = {**record["parameters"]}
@@ -329,14 +343,19 @@ def _check_map(found: Any, record: Mapping[str, Any]) -> None:
 def method_of(scaler: Any, folds: bool = False) -> str:
     """The method name of a calibrator or of its base class; TypeError for any other object."""
     entries = FOLDABLE_SCALERS if folds else SCALERS
+    # A class of a user that is derived from a calibrator is saved as that calibrator.
     for kind in type(scaler).__mro__:
         for method, entry in entries.items():
             module = f"hf_calib.scaling.{entry.module}"
             if kind.__name__ == entry.name and kind.__module__ == module:
                 return method
-    way_out = "pass a scaler of hf_calib.scaling, or of a class derived from one"
     if folds:
-        way_out = "save the scaler with the model by its save_pretrained, for hf_calib.pipeline"
+        way_out = (
+            "save the scaler with the model by its save_pretrained, "
+            "for hf_calib.pipeline"
+        )
+    else:
+        way_out = "pass a scaler of hf_calib.scaling, or of a class derived from one"
     names = ", ".join(entry.name for entry in entries.values())
     raise InputTypeError(
         expected("scaler", f"be one of {names}", type(scaler).__name__, way_out)
@@ -354,15 +373,17 @@ def fitted_numbers(scaler: Any) -> dict[str, Any]:
 
 
 def check_finite(scaler: Any) -> None:
-    """Raise unless a calibrator is fitted, with parameters that a fit can find; lists become arrays."""
+    """Raise unless the parameters of a calibrator are those of one fit; lists become arrays."""
     sizes = check_parameters(scaler, *scaler._fitted)
-    is_sound = scaler._is_sound() and (scaler.multi_label or sizes.get("C") != 1)
+    # The softmax of a single class is 1 for any logit.
+    has_classes = scaler.multi_label or sizes.get("C") != 1
+    is_sound = scaler._is_sound() and has_classes
     names = ", ".join(name[:-1] for name in scaler._fitted)
     check(is_sound, f"{names} to be those of one fit", "others", "fit it again")
 
 
 def check_parameters(scaler: Any, *names: str) -> dict[str, int]:
-    """Raise if a calibrator is not fitted, or numbers are of another kind, shape or range; return their sizes."""
+    """Raise unless parameters are fitted, of their kind, shape and range; return the sizes."""
     check_is_fitted(scaler)
     sizes: dict[str, int] = {}
     for name in names:
@@ -377,7 +398,7 @@ def check_parameters(scaler: Any, *names: str) -> dict[str, int]:
 
 
 def recorded_in(config: Any) -> dict[str, Any]:
-    """A copy of the calibrator's record in a model's config (object or dict); empty if there is none."""
+    """A copy of the calibrator's record in a model's config (object or dict), or an empty one."""
     if isinstance(config, Mapping):
         found = config.get("calibration")
     else:
@@ -390,7 +411,7 @@ def recorded_in(config: Any) -> dict[str, Any]:
 def check_in_weights(
     saved: SavedMap | None, recorded: Mapping[str, Any], place: str
 ) -> None:
-    """Raise if the file beside a folded model has another calibrator than the model's config, which can be folded."""
+    """Raise if the file beside a folded model has another foldable calibrator than its config."""
     if saved is None or method_of(saved.scaler) not in FOLDABLE_SCALERS:
         return
     found = {"method": method_of(saved.scaler), **config_record(saved.scaler)}
@@ -416,7 +437,10 @@ def has_bias(scaler: Any) -> bool:
 
 
 def pooler_config(scaler: Any) -> dict[str, float] | None:
-    """The value of `vllm serve --pooler-config` for sigmoid((logit - mean) / sigma); None with several logits."""
+    """The value of `vllm serve --pooler-config`, or None with several logits.
+
+    vLLM computes sigmoid((logit - mean) / sigma).
+    """
     if method_of(scaler) not in FOLDABLE_SCALERS:
         return None
     weight, bias = scaler.affine_map()
@@ -427,17 +451,19 @@ def pooler_config(scaler: Any) -> dict[str, float] | None:
 
 
 def config_record(scaler: Any) -> dict[str, Any]:
-    """The record of a fitted calibrator for a model's config; a C x C weight is recorded by a hash."""
+    """The record of a fitted calibrator for a model's config, with a hash of a C x C weight."""
     method = method_of(scaler, folds=True)
     if method == "prior_correction":
         first = scaler.scaler
-        record = {name: prior.tolist() for name, prior in scaler.priors().items()}
+        found = {name: prior.tolist() for name, prior in scaler.priors().items()}
         if first is not None:
-            record |= {"scaler": method_of(first, folds=True), **config_record(first)}
-        return record
+            found |= {"scaler": method_of(first, folds=True), **config_record(first)}
+        return found
     if method == "per_label_temperature":
         return {"temperatures": scaler.temperatures_.tolist()}
-    record = {"choice": str(scaler.choice_)} if hasattr(scaler, "choice_") else {}
+    record: dict[str, Any] = {}
+    if hasattr(scaler, "choice_"):
+        record["choice"] = str(scaler.choice_)
     temperature = temperature_of(scaler)
     if temperature is not None:
         return {**record, "temperature": temperature}
@@ -456,16 +482,19 @@ def temperature_of(scaler: Any) -> float | None:
     if method_of(scaler, folds=True) == "temperature":
         return float(scaler.temperature_)
     weight = scaler.affine_map().weight
-    return 1 / float(weight) if weight.ndim == 0 and not has_bias(scaler) else None
+    if weight.ndim > 0 or has_bias(scaler):
+        return None
+    return 1 / float(weight)
 
 
 def map_title(method: str, choice: str | None = None) -> str:
-    """A calibrator's name in a sentence, such as "auto scaling (structured matrix, penalty 0.1)"."""
+    """A calibrator's name in a sentence, as "auto scaling (structured matrix, penalty 0.1)"."""
     title = method.replace("_", " ")
     if method != "prior_correction":
         title += " scaling"
     if not choice:
         return title
+    # The parentheses of a penalty would be parentheses inside of others.
     chosen = re.sub(r"\((.*)=(.*)\)", r", \1 \2", choice.replace("_", " "))
     return f"{title} ({chosen})"
 

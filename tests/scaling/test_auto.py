@@ -173,6 +173,53 @@ class TestResults:
             losses.std(ddof=1) / np.sqrt(200), abs=1e-5
         )
 
+    def test_only_a_clear_loss_ends_a_family(self) -> None:
+        """Each vector is a little worse than the one before it, and the second matrix much."""
+        logits = some_logits(300, 3, seed=2)
+        scaler = silently_fitted(logits, drawn(logits, 2))
+        rows = {(row["method"], row["penalty"]): row for row in scaler.results_}
+        of_vectors = [rows["structured_vector", p]["nll"] for p in (1, 0.1, 0.01)]
+        assert of_vectors == sorted(of_vectors)
+        assert rows["structured_vector", 0.001]["left_out"] is None
+        why = rows["structured_matrix", 0.01]["left_out"]
+        assert why.startswith("structured_matrix(penalty=0.1) was clearly worse")
+        assert rows["structured_matrix", 0.001]["left_out"] == why
+
+    def test_of_many_rows_are_those_of_a_random_sample(self) -> None:
+        """The offset of the second half would go unnoticed in the first 20,000 rows."""
+        n = 40_000
+        logits = np.random.default_rng(0).normal(scale=2, size=(n, 2))
+        offsets = np.zeros((n, 2))
+        offsets[n // 2 :, 1] = 1.5
+        labels = drawn(logits + offsets)
+        scaler = AutoScaling(2).fit(logits, labels)
+        assert "vector" in scaler.choice_
+        (chosen,) = (row for row in scaler.results_ if row["chosen"])
+        probs = scaler.predict_proba(logits)
+        losses = -np.log(probs[np.arange(n), labels])
+        of_sample = losses.std() / np.sqrt(20_000)
+        assert chosen["standard_error"] == pytest.approx(of_sample, rel=0.05)
+
+    @pytest.mark.parametrize(("n_wrong", "tried"), [(4, False), (5, True)])
+    def test_few_wrong_rows_tell_no_more_than_a_temperature(
+        self, n_wrong: int, tried: bool
+    ) -> None:
+        logits = some_logits(60, 3)
+        labels = logits.argmax(axis=1)
+        labels[:n_wrong] = logits[:n_wrong].argmin(axis=1)
+        scaler = silently_fitted(logits, labels)
+        left_out = {row["method"]: row["left_out"] for row in scaler.results_}
+        assert left_out["temperature"] is None
+        reason = "4 wrong rows do not tell more than a temperature"
+        assert (left_out["vector"] == reason) is not tried
+
+    def test_a_label_that_is_not_known_is_not_wrong(self) -> None:
+        logits = np.random.default_rng(0).normal(size=(60, 3))
+        labels = (logits > 0).astype(int)
+        labels[:20, 0] = -100
+        scaler = silently_fitted(logits, labels, multi_label=True)
+        assert scaler.results_[2]["left_out"].startswith("0 wrong rows do not tell")
+
     def test_large_matrices_are_left_out(self) -> None:
         """Six rows of 10,000 classes, all of them wrong."""
         logits = some_logits(6, 10_000)
@@ -287,6 +334,7 @@ class TestRareClasses:
             scaler = AutoScaling(n_folds=2).fit(logits, labels)
         left_out = {each["method"]: each["left_out"] for each in scaler.results_}
         assert "rows have class" in left_out["vector"]
+        assert "rows have class" in left_out["matrix"]
         assert scaler.choice_.startswith("structured")
 
     @pytest.mark.parametrize("value", [0, 1])

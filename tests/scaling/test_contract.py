@@ -365,10 +365,17 @@ class TestOddInput:
         with pytest.warns(
             UserWarning,
             match=r"like probabilities\. .* Pass numpy\.log\(probs\) instead",
-        ):
+        ) as caught:
             MAKE[name]().fit(
                 np.exp(log_softmax(logits, axis=1)).astype(np.float32), labels
             )
+        assert caught[0].filename == __file__
+
+    def test_one_hot_rows_are_logits(self, name: str) -> None:
+        _, labels = sampled(name)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*like probabilities")
+            MAKE[name]().fit(np.eye(4)[(labels + np.arange(400) // 300) % 4], labels)
 
     def test_other_classes_than_those_of_fit(self, name: str) -> None:
         logits, _ = sampled(name)

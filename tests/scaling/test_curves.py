@@ -119,6 +119,36 @@ def test_the_spline_is_that_of_the_authors(case: dict[str, np.ndarray]) -> None:
     )
 
 
+def test_the_spline_keeps_a_predicted_class_that_is_never_right_first() -> None:
+    logits, _ = sampled(400, 5, 1.0)
+    scaler = SplineScaling().fit(logits, logits.argmin(axis=1))
+    fresh, _ = sampled(2000, 5, 1.0, seed=1)
+    ranked = np.sort(scaler.predict_proba(fresh), axis=1)
+    assert (ranked[:, -1] > ranked[:, -2]).all()
+    np.testing.assert_array_equal(scaler.predict(fresh), fresh.argmax(axis=1))
+
+
+def test_the_only_class_that_is_left_has_all_of_the_probability() -> None:
+    scaler = SplineScaling().fit(*sampled(400, 3, 3.0))
+    probs = scaler.predict_proba([[-np.inf, 1.0, -np.inf]])
+    np.testing.assert_array_equal(probs, [[0, 1, 0]])
+
+
+def test_the_temperature_of_equal_logits_stays_1() -> None:
+    scaler = EnsembleTemperatureScaling()
+    with pytest.warns(UserWarning, match="logits of each row are equal. It is 1"):
+        scaler.fit(np.full((5, 3), 0.1), np.array([0, 1, 2, 0, 1]))
+    assert scaler.temperature_ == 1
+
+
+def test_uniform_probabilities_still_rank_the_classes() -> None:
+    logits, labels = sampled(200, 4, 1.0)
+    scaler = EnsembleTemperatureScaling().fit(logits, labels)
+    scaler.weights_ = np.array([0.0, 0.0, 1.0])
+    np.testing.assert_allclose(scaler.predict_proba(logits), 0.25, rtol=1e-8)
+    np.testing.assert_array_equal(scaler.predict(logits), logits.argmax(axis=1))
+
+
 SIMPLEX = np.array(
     [
         (a, b, 1 - a - b)
@@ -165,6 +195,15 @@ def test_mse_is_the_least_of_a_dense_grid(true_temperature: float) -> None:
     grid = np.geomspace(0.02, 20, 2000)
     least = min(mse(softmax(logits / t, axis=1), labels) for t in grid)
     assert mse(softmax(logits / temperature, axis=1), labels) <= least + 1e-15
+
+
+def test_the_farthest_temperature_of_the_brier_score() -> None:
+    """Large logits that rank no label first: the score falls up to 30 times the bound of T."""
+    logits = np.array([[1e7, 0.0], [0.0, 1e7]] * 5)
+    scaler = EnsembleTemperatureScaling()
+    with pytest.warns(UserWarning, match="no better than the average class"):
+        scaler.fit(logits, np.array([1, 0] * 5))
+    assert scaler.temperature_ == pytest.approx(3e6, rel=1e-12)
 
 
 @pytest.mark.parametrize("true_temperature", [0.5, 3.0])

@@ -10,6 +10,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, softmax
 
+from hf_calib import InputError
 from hf_calib.scaling import (
     DirichletScaling,
     MatrixScaling,
@@ -18,6 +19,7 @@ from hf_calib.scaling import (
     TemperatureScaling,
     VectorScaling,
 )
+from hf_calib.scaling.affine import AffineMap
 
 Linear = VectorScaling | MatrixScaling | DirichletScaling
 KINDS = [VectorScaling, MatrixScaling, DirichletScaling]
@@ -184,6 +186,16 @@ def test_each_label_is_a_problem_of_two_classes() -> None:
         assert scaler.bias_[column] == pytest.approx(found[1], abs=1e-4)
 
 
+def test_rows_with_one_class_left_of_two_change_nothing() -> None:
+    logits, labels = offset(200, 2)
+    alone = np.tile([1.0, -np.inf], (50, 1))
+    more = np.vstack([logits, alone]), np.append(labels, np.zeros(50, int))
+    ours = StructuredVectorScaling().fit(*more)
+    wanted = StructuredVectorScaling().fit(logits, labels)
+    np.testing.assert_allclose(ours.weight_, wanted.weight_, rtol=1e-6)
+    np.testing.assert_allclose(ours.bias_, wanted.bias_, rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *STRUCTURED])
 @pytest.mark.parametrize(
     "case",
@@ -225,6 +237,49 @@ def test_is_finite_and_no_worse_than_uniform(kind: type[Linear], case: str) -> N
     assert np.isfinite(scaler.bias_).all()
     assert np.abs(scaler.transform(logits)).max() < 1e3
     assert nll(scaler.transform(logits), labels) <= np.log(8) + 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_that_score_lowest_are_fitted_by_negative_weights(
+    kind: type[Linear],
+) -> None:
+    """The temperature is its upper bound, which is not the scale of the logits and not warned of."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(500, 3))
+    labels = (rng.gumbel(size=(500, 3)) - 2 * logits).argmax(axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaler = kind().fit(logits, labels)
+    assert nll(scaler.transform(logits), labels) < nll(-2 * logits, labels) + 0.02
+
+
+WEIGHTS = [np.array(2.0), np.array([0.5, -1.0, 2.0]), np.arange(9.0).reshape(3, 3)]
+
+
+@pytest.mark.parametrize("first", WEIGHTS, ids=["number", "vector", "matrix"])
+@pytest.mark.parametrize("second", WEIGHTS, ids=["number", "vector", "matrix"])
+def test_a_composition_is_one_map_after_the_other(
+    first: np.ndarray, second: np.ndarray
+) -> None:
+    logits, _ = offset(20, 3)
+    own = AffineMap(first, np.array([1.0, 0.0, -1.0]))
+    following = AffineMap(second, np.array([0.0, 2.0, 1.0]))
+    both = own.then(following)
+    np.testing.assert_allclose(both(logits), following(own(logits)), rtol=1e-12)
+
+
+def test_a_negative_weight_keeps_a_mask() -> None:
+    mapped = AffineMap(np.array([-1.0, 1.0, 0.0]))([[-np.inf, 2.0, -np.inf]])
+    np.testing.assert_array_equal(mapped, [[-np.inf, 2.0, -np.inf]])
+
+
+@pytest.mark.parametrize("kind", [*MATRICES, StructuredMatrixScaling])
+def test_the_lowest_number_of_a_dtype_is_a_mask_too(kind: type[Linear]) -> None:
+    logits, labels = offset(60, 3)
+    narrow = logits.astype(np.float32)
+    narrow[0, (labels[0] + 1) % 3] = np.finfo(np.float32).min
+    with pytest.raises(InputError, match=r"got 1 of -inf, or beyond 1e\+12"):
+        kind().fit(narrow, labels)
 
 
 def test_classes_without_rows_are_named() -> None:

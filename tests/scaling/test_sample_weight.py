@@ -62,6 +62,19 @@ def test_repeated_rows(name: str, scale: float) -> None:
         assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
+def test_weights_decide_whether_labels_score_better_than_the_average() -> None:
+    """Three rows in four rank their label last, and have little weight."""
+    logits = np.tile([2.0, 0.0, 0.0], (40, 1))
+    labels = np.where(np.arange(40) % 4 == 0, 0, 1)
+    weights = np.where(labels == 0, 10, 1)
+    ours = TemperatureScaling().fit(logits, labels, sample_weight=weights)
+    repeated = np.repeat(np.arange(40), weights)
+    wanted = TemperatureScaling().fit(logits[repeated], labels[repeated])
+    assert ours.temperature_ == pytest.approx(wanted.temperature_, rel=1e-9)
+    with pytest.warns(UserWarning, match="no better than the average class"):
+        TemperatureScaling().fit(logits, labels)
+
+
 def test_default_penalties_follow_the_number_of_rows_of_kish() -> None:
     kish = TIMES.sum() ** 2 / (TIMES**2).sum()
     penalties = {

@@ -25,8 +25,14 @@ from hf_calib.scaling import (
 )
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
+    SavedMap,
+    check_in_weights,
     config_record,
+    fitted_numbers,
+    has_bias,
     method_of,
+    pooler_config,
+    temperature_of,
     title_of,
 )
 from tests.scaling.test_contract import MAKE, MULTI_LABEL, sampled
@@ -149,6 +155,57 @@ def test_a_prior_correction_comes_back_with_the_map_before_it(
     recorded = {"scaler": method_of(first, folds=True), **config_record(first)}
     priors = {"train_prior": [0.25] * 4, "target_prior": [0.4, 0.3, 0.2, 0.1]}
     assert config_record(loaded) == {**recorded, **priors}
+
+
+# ---- What is recorded elsewhere ----
+
+
+def test_the_hash_of_a_matrix_is_also_of_its_bias() -> None:
+    scaler, _ = fitted("MatrixScaling")
+    before = config_record(scaler)["sha256"]
+    scaler.bias_ = scaler.bias_ + 1
+    assert config_record(scaler)["sha256"] != before
+
+
+def test_a_selected_temperature_is_one_as_long_as_there_is_no_bias() -> None:
+    scaler, _ = fitted("AutoScaling")
+    scaler.weight_ = np.array(0.5)
+    scaler.bias_ = np.zeros(4)
+    assert not has_bias(scaler)
+    assert temperature_of(scaler) == 2
+    scaler.bias_ = np.array([1.0, 0.0, 0.0, -1.0])
+    assert has_bias(scaler)
+    assert temperature_of(scaler) is None
+
+
+def test_fitted_numbers_are_at_most_one_for_each_class() -> None:
+    scaler, _ = fitted("MatrixScaling")
+    assert fitted_numbers(scaler) == {"bias": scaler.bias_.tolist()}
+    scaler, _ = fitted("TemperatureScaling")
+    assert fitted_numbers(scaler) == {"temperature": scaler.temperature_}
+
+
+def test_a_server_gets_the_mean_and_the_scale_of_one_logit() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(300, 1))
+    labels = (rng.logistic(size=(300, 1)) < 2 * logits - 1).astype(int)
+    scaler = scaling.StructuredVectorScaling(multi_label=True).fit(logits, labels)
+    config = pooler_config(scaler)
+    assert config is not None
+    scaled = (logits - config["logit_mean"]) / config["logit_sigma"]
+    np.testing.assert_allclose(scaled, scaler.transform(logits), rtol=1e-12)
+    scaler.weight_ = np.zeros(1)
+    assert pooler_config(scaler) is None
+    assert pooler_config(fitted("VectorScaling")[0]) is None
+
+
+def test_a_file_beside_folded_weights_is_compared_with_what_the_config_says() -> None:
+    saved = SavedMap(fitted("TemperatureScaling")[0], {})
+    check_in_weights(saved, {"method": "temperature"}, "here")
+    check_in_weights(None, {"method": "vector"}, "here")
+    check_in_weights(SavedMap(fitted("SplineScaling")[0], {}), {}, "here")
+    with pytest.raises(InputError, match=r"json in here to be of .*, got temperature "):
+        check_in_weights(saved, {"temperature": 7.0}, "here")
 
 
 def test_another_class_is_refused(tmp_path: Path) -> None:
