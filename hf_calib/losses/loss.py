@@ -42,6 +42,7 @@ from hf_calib.losses.statistics.soft_labels import (
     SoftLabels,
     are_ignored,
     check_soft_labels,
+    look_soft,
 )
 
 ClassWeights = Sequence[float] | Tensor | None
@@ -695,13 +696,10 @@ class CalibrationLoss(nn.Module):
             and self._label_kind_is_open
             and not is_traced()
         ):
-            self._label_kind_is_open = False
-            # They may be the probabilities of the classes of one softmax.
-            rows = labels.detach().flatten(0, -2).float()
-            sum_to_1 = ((rows.sum(1) - 1).abs() < 1e-3) & (rows >= 0).all(1)
-            if rows.shape[1] > 1 and bool(
-                sum_to_1.all() & ((rows > 0) & (rows < 1)).any()
-            ):
+            # They may be the probabilities of the classes of one softmax. Rows of 0 and 1 do not tell.
+            has_fractions, are_soft = look_soft(labels.detach().flatten(0, -2))
+            self._label_kind_is_open = not has_fractions
+            if are_soft:
                 way_out = "set problem_type='single_label_classification' for soft labels of one softmax, or "
                 way_out += (
                     "problem_type='multi_label_classification' for a sigmoid per class"

@@ -23,7 +23,7 @@ from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import CalibrationLoss
 from hf_calib.losses.adaptive import GapTableLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.losses.statistics.soft_labels import are_valid
+from hf_calib.losses.statistics.soft_labels import are_valid, look_soft
 from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.state import LOGGED_METRICS, is_turned_around, lower_is_better
 from hf_calib.trainer.first_rows import has_rows, is_multi_label
@@ -346,6 +346,7 @@ class LabelCheck(NamedTuple):
         if self._are_soft(found):
             self._check_shares(found, dataset, role, is_stock=is_stock)
         elif self.problem.answers is None:
+            self._check_kind_is_known(found, role)
             self._check_range(found, dataset, role, is_stock=is_stock)
         elif not may_change:
             self.problem.answers.check(found, role)
@@ -405,6 +406,23 @@ class LabelCheck(NamedTuple):
         is_float = found.values.dtype.kind == "f"
         has_lists = len(found.values) > len(np.unique(found.rows))
         return self.problem.reads_soft_labels and is_float and has_lists
+
+    def _check_kind_is_known(self, found: Labels, role: str) -> None:
+        """Raise for rows of fractions that sum to 1, unless the problem type says what they are."""
+        rows, n_values = np.unique(found.rows, return_counts=True)
+        is_open = self.problem.multi_label is None
+        has_lists = len(rows) < len(found.values) and len(np.unique(n_values)) == 1
+        if not (is_open and has_lists and found.values.dtype.kind == "f"):
+            return
+        labels = torch.tensor(found.values).reshape(len(rows), -1)
+        _, are_soft = look_soft(labels)
+        check(
+            not are_soft,
+            f"labels of the {role} split to be class indices, or one float per class",
+            got="rows that sum to 1",
+            way_out="set the model's problem_type to 'single_label_classification' for soft labels of one softmax, or "
+            "to 'multi_label_classification' for a sigmoid per class",
+        )
 
     def _check_shares(
         self, found: Labels, dataset: Any, role: str, *, is_stock: bool

@@ -224,6 +224,12 @@ def test_soft_labels_of_one_softmax_are_refused_without_a_problem_type() -> None
         match=r"got rows that sum to 1; set problem_type='single_.* or .*'multi_label",
     ):
         make_loss("cross_entropy")(logits, soft)
+    loss = make_loss("cross_entropy")
+    loss(logits, soft.round())  # Rows of 0 and 1 do not tell.
+    with pytest.raises(ValueError, match="got rows that sum to 1"):
+        loss(logits, soft)
+    loss(logits, 0.9 * soft)
+    loss(logits, soft)  # Now the labels are known to be of sigmoids.
     named = make_loss("cross_entropy", problem_type="multi_label_classification")
     assert_close(named(logits, soft), F.binary_cross_entropy_with_logits(logits, soft))
     one_label_each_or_no_shares = (

@@ -32,6 +32,17 @@ KNOWN_OF_EVERY_CLASS = (Constant, Entropy, LogitNorm, MeanLogProb, OtherPowers)
 SUM_TOLERANCE = 5e-3
 
 
+def look_soft(labels: Tensor) -> tuple[bool, bool]:
+    """Whether float labels (N, C) have fractions, and whether they could be probabilities of the classes as well."""
+    rows = labels.float()
+    has_fractions = ((rows > 0) & (rows < 1)).any()
+    sum_to_1 = ((rows.sum(1) - 1).abs() < 1e-3) & (rows >= 0).all(1)
+    are_soft = has_fractions & sum_to_1.all() & (rows.shape[1] > 1)
+    # The device is waited for once.
+    found = torch.stack([has_fractions, are_soft]).tolist()
+    return found[0], found[1]
+
+
 class SoftLabels:
     """Every class of the logits (..., C) as the label of its row, with its share in the labels (..., C).
 
