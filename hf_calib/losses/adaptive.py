@@ -519,10 +519,10 @@ def ada_dual_focal(
         [9.89..., 20.0]
     """
     log_p = -ce
-    rest = -expm1(log_p)
+    base = q - expm1(log_p)  # 1 - p + q
     # The margin p - q selects the bin.
-    gamma = look_up(table, 1 - (rest + q))
-    return dual_focal_term(ce, log_p, rest, q, gamma)
+    gamma = look_up(table, 1 - base)
+    return dual_focal_term(ce, log_p, base, gamma)
 
 
 @loss(source="Ghosh et al. 2022 (AdaFocal), Eq. 3 and Eq. 2", module=CalFocalLoss)
@@ -567,6 +567,7 @@ def calfocal(
 @loss(
     source="Lin et al. 2025 (BSCE-GRA), 5",
     reads=lambda n_bins: [Labels(), Counts()],
+    by_autograd=True,
     needs_all_rows=True,
     module=GapTableLoss,
 )
@@ -601,4 +602,4 @@ def ece_ce(
     known = labels.where(counts > 0, IGNORE_INDEX)
     weight = table.weight(torch.exp(-ce.detach()), known)
     # 0 times an infinite cross entropy would be NaN.
-    return weight * ce.masked_fill(weight == 0, 0), weight, 0.0, 0.0
+    return weight * ce.masked_fill(weight == 0, 0)

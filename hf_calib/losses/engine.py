@@ -13,7 +13,7 @@ backward pass, because a second reading of the memory of a GPU costs less than a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # A block of this many elements stays in a core's cache; on an accelerator it only limits the scratch memory.
 CPU_BLOCK_ELEMENTS = 2**18
 DEVICE_BLOCK_ELEMENTS = 2**24
+# The logits of ignored rows, which may be NaN. PyTorch would make a tensor of a number at each call.
+_ZERO = torch.zeros((), device="cpu")
 
 
 def is_traced() -> bool:
@@ -42,7 +44,7 @@ class Reduction:
     """What the rows of a call add to its value: the sum of shares * values of rows, plus scale * penalty of the batch.
 
     Shares (N,) contain the class weights and the divisor, and are 0 for ignored rows. Without `summed` each row has a
-    value of its own.
+    value of its own. `counts` (N,) is False for ignored rows; it is None if there are known to be none.
     """
 
     loss: CalibrationLoss
@@ -50,6 +52,7 @@ class Reduction:
     scale: Tensor | None
     summed: bool
     class_weights: Tensor | None
+    counts: Tensor | None = None
 
     def value(self, numbers: Sequence[Any]) -> Tensor:
         """The value for the numbers of the rows, which autograd can differentiate."""
@@ -81,7 +84,8 @@ class Reduction:
         return total + penalty * self.scale, [by_rows, *slopes]
 
     def of_rows(self, rows: slice) -> Reduction:
-        return replace(self, shares=self.shares[rows])
+        counts = None if self.counts is None else self.counts[rows]
+        return replace(self, shares=self.shares[rows], counts=counts)
 
     def times(self, slope: Tensor) -> Reduction:
         """The same with its value multiplied by the slope."""
@@ -105,8 +109,11 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
     if is_traced():
         return plain(logits, labels, reduction)
     has_kernels = fused.takes(logits, reduction.loss.reads, reduction.class_weights)
-    is_small = len(logits) <= rows_per_block(logits)
+    is_small = is_one_block(logits)
     if is_small and not has_kernels:
+        # A graph within the graph takes longer than autograd for all.
+        if reduction.loss.by_autograd:
+            return plain(logits, labels, reduction)
         # Autograd casts the gradient back.
         logits = logits.to(wide(logits))
     value: Tensor = _Loss.apply(logits, labels, reduction, has_kernels)
@@ -114,16 +121,31 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
 
 
 def rows_per_block(logits: Tensor) -> int:
-    on_cpu = logits.device.type == "cpu"
-    elements = CPU_BLOCK_ELEMENTS if on_cpu else DEVICE_BLOCK_ELEMENTS
+    elements = CPU_BLOCK_ELEMENTS if logits.is_cpu else DEVICE_BLOCK_ELEMENTS
     return max(1, elements // logits.shape[1])
+
+
+def is_one_block(logits: Tensor) -> bool:
+    return logits.shape[0] <= rows_per_block(logits)
 
 
 def plain(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
     """The loss by operations that autograd differentiates."""
-    reads = reduction.loss.reads
-    block = Block(logits.to(wide(logits)), labels, reads, reduction.class_weights)
+    block = small_block(logits.to(wide(logits)), labels, reduction)
     return reduction.value(block.numbers)
+
+
+def small_block(z: Tensor, labels: Tensor, reduction: Reduction) -> Block:
+    counts = reduction.counts
+    if counts is not None:
+        z = torch.where(counts[:, None], z, _ZERO)
+    return Block(
+        z,
+        labels,
+        reduction.loss.reads,
+        reduction.class_weights,
+        all_count=counts is None,
+    )
 
 
 class _Loss(torch.autograd.Function):
@@ -138,11 +160,10 @@ class _Loss(torch.autograd.Function):
         ctx.gradient = None
         ctx.block = None
         has_gradient = ctx.needs_input_grad[0]
-        reads = reduction.loss.reads
         if kernels:
-            block: Any = fused.KernelBlock(logits, labels, reads)
-        elif len(logits) <= rows_per_block(logits):
-            block = Block(logits, labels, reads, reduction.class_weights)
+            block: Any = fused.KernelBlock(logits, labels, reduction.loss.reads)
+        elif is_one_block(logits):
+            block = small_block(logits, labels, reduction)
         else:
             # 16 bits would be too coarse for a gradient that is not scaled yet.
             if has_gradient and logits.dtype == wide(logits):
@@ -160,22 +181,26 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        reduction = ctx.reduction
         gradient = ctx.gradient
-        if ctx.block is not None and not torch.is_grad_enabled():
-            slopes = [None if own is None else own * slope for own in ctx.slopes]
-            gradient = ctx.block.gradient(slopes)
-        elif gradient is None or torch.is_grad_enabled():
-            with torch.autocast(slope.device.type, enabled=False):
-                gradient = _made_again(ctx, slope)
-        else:
-            # It is scaled in place. A second backward pass makes it again.
-            ctx.gradient = None
-            if not reduction.summed:
-                gradient.mul_(slope[:, None])
-            elif not is_one(slope):
-                gradient.mul_(slope)
+        if gradient is None or torch.is_grad_enabled():
+            return _made_later(ctx, slope), None, None, None
+        # It is scaled in place. A second backward pass makes it again.
+        ctx.gradient = None
+        if not ctx.reduction.summed:
+            gradient.mul_(slope[:, None])
+        elif not is_one(slope):
+            gradient.mul_(slope)
         return gradient, None, None, None
+
+
+def _made_later(ctx: Any, slope: Tensor) -> Tensor:
+    """The gradient of a value whose forward pass has made none, or whose gradient will be differentiated."""
+    if ctx.block is not None and not torch.is_grad_enabled():
+        slopes = [None if own is None else own * slope for own in ctx.slopes]
+        gradient: Tensor = ctx.block.gradient(slopes)
+        return gradient
+    with torch.autocast(slope.device.type, enabled=False):
+        return _made_again(ctx, slope)
 
 
 def _made_again(ctx: Any, slope: Tensor) -> Tensor:
@@ -187,8 +212,8 @@ def _made_again(ctx: Any, slope: Tensor) -> Tensor:
         (gradient,) = torch.autograd.grad(value, logits, slope, create_graph=True)
         return gradient
     reduction = reduction.times(slope)
-    if len(logits) <= rows_per_block(logits):
-        block = Block(logits, labels, reduction.loss.reads, reduction.class_weights)
+    if is_one_block(logits):
+        block = small_block(logits, labels, reduction)
         _, slopes = reduction.value_and_slopes(block.numbers)
         return block.gradient(slopes)
     gradient = empty_gradient(logits)
@@ -198,7 +223,12 @@ def _made_again(ctx: Any, slope: Tensor) -> Tensor:
 
 def is_one(slope: Tensor) -> bool:
     """Whether a slope is known to be 1. A look at it costs less than a pass over the gradient, except on a device."""
-    return slope.device.type == "cpu" and slope.item() == 1
+    return slope.is_cpu and slope.item() == 1
+
+
+def all_count(weights: Tensor) -> bool:
+    """Whether rows of these weights are known to be all counted; a device is not waited for."""
+    return weights.is_cpu and not is_traced() and bool(weights.all())
 
 
 def empty_gradient(logits: Tensor) -> Tensor:
@@ -213,14 +243,21 @@ def in_blocks(
     parts = [slice(i, i + size) for i in range(0, len(logits), size)]
     loss = reduction.loss
     keeps_matrix = any(statistic.keeps_matrix for statistic in loss.reads)
+
+    def block_of(rows: slice) -> CacheBlock:
+        own = reduction.of_rows(rows)
+        z = counted_logits(logits[rows].to(wide(logits)), own.counts)
+        target = None
+        if gradient is not None and gradient.dtype == z.dtype:
+            target = gradient[rows]
+        return CacheBlock(z, labels[rows], loss.reads, own.class_weights, target)
+
     # One formula for all rows takes fewer operations than one for each block, but their blocks have to wait for it.
     if loss.needs_all_rows or not keeps_matrix:
-        return _of_all_rows(
-            logits, labels, reduction, gradient, parts, not keeps_matrix
-        )
+        return _of_all_rows(block_of, reduction, gradient, parts, not keeps_matrix)
     values = []
     for rows in parts:
-        block = _cache_block(logits, labels, reduction, gradient, rows)
+        block = block_of(rows)
         own = reduction.of_rows(rows)
         if gradient is None:
             values.append(own.value(block.numbers))
@@ -234,8 +271,7 @@ def in_blocks(
 
 
 def _of_all_rows(
-    logits: Tensor,
-    labels: Tensor,
+    block_of: Callable[[slice], CacheBlock],
     reduction: Reduction,
     gradient: Tensor | None,
     parts: list[slice],
@@ -243,11 +279,13 @@ def _of_all_rows(
 ) -> Tensor:
     """The same with one formula for the numbers of all rows."""
     # The probabilities of a block wait in the gradient; in 16 bits, and with other matrices, they are computed twice.
-    keeps = can_wait and gradient is not None and gradient.dtype == wide(logits)
+    keeps = (
+        can_wait and gradient is not None and gradient.dtype == reduction.shares.dtype
+    )
     kept = []
     found = []
     for rows in parts:
-        block = _cache_block(logits, labels, reduction, gradient, rows)
+        block = block_of(rows)
         found.append(block.numbers)
         kept.append(block if keeps else None)
         del block
@@ -257,31 +295,29 @@ def _of_all_rows(
         return reduction.value(numbers)
     value, slopes = reduction.value_and_slopes(numbers)
     for rows, waiting in zip(parts, kept, strict=True):
-        block = waiting or _cache_block(logits, labels, reduction, gradient, rows)
+        block = waiting or block_of(rows)
         own = [None if slope is None else slope[rows] for slope in slopes]
         _write(gradient[rows], block.gradient(own))
         del block
     return value
 
 
+def counted_logits(z: Tensor, counts: Tensor | None) -> Tensor:
+    """The logits (n, C) of a block, 0 in ignored rows, which may be NaN."""
+    if counts is None:
+        return z
+    if not z.is_cpu:
+        return torch.where(counts[:, None], z, _ZERO)
+    # A look at the ignored rows costs less than a copy of all.
+    ignored = counts.logical_not().nonzero().squeeze(1)
+    if z.index_select(0, ignored).amax(1).isfinite().all():
+        return z
+    return z.index_fill(0, ignored, 0)
+
+
 def _joined(parts: Sequence[Any]) -> Any:
     """The numbers of all blocks; a constant is that of any block."""
     return torch.cat([*parts]) if isinstance(parts[0], Tensor) else parts[0]
-
-
-def _cache_block(
-    logits: Tensor,
-    labels: Tensor,
-    reduction: Reduction,
-    gradient: Tensor | None,
-    rows: slice,
-) -> CacheBlock:
-    z = logits[rows].to(wide(logits))
-    target = None
-    if gradient is not None and gradient.dtype == z.dtype:
-        target = gradient[rows]
-    reads = reduction.loss.reads
-    return CacheBlock(z, labels[rows], reads, reduction.class_weights, target)
 
 
 def _write(target: Tensor, gradient: Tensor) -> None:

@@ -22,7 +22,7 @@ from hf_calib._errors import (
     expected,
 )
 from hf_calib.losses.arithmetic import tiny
-from hf_calib.losses.engine import Reduction, is_traced, reduced
+from hf_calib.losses.engine import Reduction, all_count, is_traced, reduced
 from hf_calib.losses.ranges import (
     INFINITY,
     Hyperparameter,
@@ -277,6 +277,7 @@ class CalibrationLoss(nn.Module):
         self.reads = tuple(entry.reads(**values))
         self.couples_batch = entry.couples_batch
         self.needs_all_rows = entry.needs_all_rows
+        self.by_autograd = entry.by_autograd
         self.reads_labels = defined.Labels() in self.reads
         # It maps (N,) and (N, C) rows of this process to those of all processes, differentiably, and to their number.
         self.gather: Callable[[list[Tensor]], tuple[list[Tensor], int]] | None = None
@@ -420,11 +421,12 @@ class CalibrationLoss(nn.Module):
         summed = reduction != "none"
         is_mean = reduction == "mean" and items is None
         if is_mean and self._counts_all(labels):
-            share = 1 / len(labels)
+            share = 1 / labels.numel()
             shares = torch.full(labels.shape, share, dtype=dtype)
             scale = torch.ones((), dtype=dtype) if self.couples_batch else None
             return Reduction(self, shares, scale, summed, None)
         weights = self.row_weights(labels)
+        counts = None if all_count(weights) else weights.bool()
         of_classes = None
         if self.class_weights is not None:
             weights = weights.to(dtype)
@@ -438,13 +440,13 @@ class CalibrationLoss(nn.Module):
                 (all_weights,), processes = self.gather([weights.to(dtype)])
                 rows = all_weights.sum() / processes
             scale = rows / divisor
-        return Reduction(self, shares, scale, summed, of_classes)
+        return Reduction(self, shares, scale, summed, of_classes, counts)
 
     def _counts_all(self, labels: Tensor) -> bool:
         """Whether all rows are known to count equally; only few labels on the CPU are looked at."""
         if self.class_weights is not None or self.gather is not None:
             return False
-        if not (0 < len(labels) <= FEW_ROWS and labels.device.type == "cpu"):
+        if not (labels.is_cpu and 0 < labels.numel() <= FEW_ROWS):
             return False
         return not is_traced() and IGNORE_INDEX not in labels.tolist()
 

@@ -23,6 +23,8 @@ _nll_forward = torch.ops.aten.nll_loss_forward.default
 _nll_backward = torch.ops.aten.nll_loss_backward.default
 _log_softmax_backward = torch._log_softmax_backward_data
 _NO_REDUCTION = 0
+# The log-probability of no class. PyTorch would make a tensor of a number at each call.
+_NONE = torch.tensor(-torch.inf, device="cpu")
 
 # The slopes by the cross entropy, (n,), and by each statistic; None is 0.
 Slopes = Sequence[Tensor | None]
@@ -43,7 +45,10 @@ class Block:
         labels: Tensor,
         reads: Sequence[Statistic],
         class_weights: Tensor | None = None,
+        *,
+        all_count: bool = False,
     ) -> None:
+        self.all_count = all_count
         self.z = z
         self.labels = labels
         self.reads = reads
@@ -66,6 +71,17 @@ class Block:
     def log_p_of(self, index: Tensor) -> Tensor:
         """The log-probabilities of the classes with these indices (n, k)."""
         return self.log_probs.gather(1, index)
+
+    def ranked_below(self, count: int) -> tuple[Tensor, Tensor]:
+        """The log-probabilities of the classes next below the label, -inf if there are fewer, and their indices.
+
+        They have shape (n, count), or (n, C). Logits are compared, because small probabilities underflow into ties.
+        """
+        is_below = self.z < self.z.gather(1, self.column)
+        log_probs = torch.where(is_below, self.log_probs, _NONE)
+        if count == 1:
+            return log_probs.max(1, keepdim=True)
+        return log_probs.topk(min(count, log_probs.shape[1]), 1)
 
     def log_probs_above(self, least: float) -> Tensor:
         """max(log p, least), (n, C)."""
@@ -94,7 +110,8 @@ class Block:
     @property
     def column(self) -> Tensor:
         """The labels as a column (n, 1) of indices, 0 if ignored."""
-        return self.labels.clamp_min(0)[:, None]
+        labels = self.labels if self.all_count else self.labels.clamp_min(0)
+        return labels[:, None]
 
     def gradient(self, slopes: Slopes) -> Tensor:
         """The gradient (n, C) of the sum of slope * number over numbers and rows."""
@@ -113,18 +130,17 @@ class Block:
 
     def _factors(self, slopes: Slopes) -> Iterator[Tensor]:
         """What the statistics add as multiples of the probabilities, (n, C) each."""
-        for statistic, slope in zip(self.reads, slopes[1:], strict=True):
-            if slope is not None and slope.dim() == 1:
-                factor = statistic.factor(self, slope[:, None])
-                if factor is not None:
-                    yield factor
+        for i, statistic in enumerate(self.reads):
+            slope = slopes[i + 1]
+            if statistic.is_factor and slope is not None:
+                yield statistic.factor(self, slope[:, None])
 
     def _add_statistics(self, matrix: Tensor, slopes: Slopes) -> list[Any]:
         """Add the derivatives of the statistics to the matrix; return those by the logits themselves."""
         of_logits = []
         for i, statistic in enumerate(self.reads):
             slope = slopes[i + 1]
-            if slope is None:
+            if slope is None or statistic.is_factor:
                 continue
             if slope.dim() == 1:
                 slope = slope[:, None]
@@ -163,6 +179,20 @@ class CacheBlock(Block):
 
     def log_p_of(self, index: Tensor) -> Tensor:
         return self.z.gather(1, index) - self.z_max + self.log_p_max
+
+    def ranked_below(self, count: int) -> tuple[Tensor, Tensor]:
+        # 1 / (z_j - z_y) is negative for the classes below the label, and lowest for the nearest of them. In a
+        # large matrix its minimum is found much faster than a maximum over a mask. (-0 - 0 is -0, whose reciprocal
+        # is -inf as if the class were below the label; -0 + (0 - 0) is 0.)
+        of_label = self.z.gather(1, self._column)
+        distance = (self.z + torch.rsub(of_label, 0)).reciprocal_()
+        if count == 1:
+            nearest, index = distance.min(1, keepdim=True)
+        else:
+            count = min(count, self.z.shape[1])
+            nearest, index = distance.topk(count, largest=False)
+        # Classes that are not below the label have reciprocals above 0.
+        return self.log_p_of(index).where(nearest.signbit(), -torch.inf), index
 
     @property
     def log_probs(self) -> Tensor:  # type: ignore[override]

@@ -44,9 +44,11 @@ def wide(logits: Tensor) -> torch.dtype:
 class Statistic:
     """A number of every row."""
 
-    # Whether it has a derivative, whether that is by the logits themselves, and whether it waits as a matrix (n, C).
+    # Whether it has a derivative, whether that is by the logits themselves, or a multiple of p for each class, and
+    # whether it waits as a matrix (n, C).
     has_derivative: ClassVar[bool] = True
     is_of_logits: ClassVar[bool] = False
+    is_factor: ClassVar[bool] = False
     keeps_matrix: ClassVar[bool] = False
 
     def value(self, block: Block) -> tuple[Any, Any]:
@@ -56,9 +58,9 @@ class Statistic:
     def add_to(self, matrix: Tensor, kept: Any, slope: Tensor) -> None:
         """Add slope * d(value)/dl to the matrix (n, C), in place; the slope is (n, 1)."""
 
-    def factor(self, block: Block, slope: Tensor) -> Tensor | None:
-        """What is added as a multiple of p, (n, C), by a statistic that keeps nothing for `add_to`."""
-        return None
+    def factor(self, block: Block, slope: Tensor) -> Tensor:
+        """By which p is multiplied in what is added to the matrix, (n, C)."""
+        raise NotImplementedError
 
     def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor | float:
         """The sum (n,) of what is added to a row; the slope is (n,)."""
@@ -86,27 +88,18 @@ class Rival(Statistic):
     rank: RivalRank
 
     def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        # Logits are compared, because small probabilities underflow to equal zeros. 1 / (z_j - z_y) is
-        # negative for the classes below the label, and lowest for the nearest of them. Its minimum is found
-        # much faster than a maximum over a mask. (-0 - 0 is -0, whose reciprocal is -inf as if the class
-        # were below the label; -0 + (0 - 0) is 0.)
-        z = block.z.detach()
-        of_label = z.gather(1, block.column)
-        distance = (z + torch.rsub(of_label, 0)).reciprocal_()
-        first, last = RIVALS[self.rank] or (0, z.shape[1])
+        first, last = RIVALS[self.rank] or (0, block.z.shape[1])
+        log_p, index = block.ranked_below(last)
         if last == 1:
-            nearest, index = distance.min(1, keepdim=True)
-            # The sign of 1 / -inf is negative, too, but the probability of a masked class is 0.
-            probs = block.log_p_of(index).exp() * nearest.signbit()
+            probs = log_p.exp()
             return probs.squeeze(1), (index, probs)
-        count = min(last, z.shape[1])
-        nearest, index = distance.topk(count, dim=1, largest=False)
-        skipped = min(first, count - 1)
-        exists = nearest[:, skipped:] < 0
-        share = exists / exists.sum(1, keepdim=True).clamp_min(1).to(z.dtype)
-        index = index[:, skipped:]
-        probs = block.log_p_of(index).exp() * share
-        return probs.sum(1), (index, probs)
+        # If there are fewer classes than ranks, the last one is not below the label.
+        skipped = min(first, log_p.shape[1] - 1)
+        log_p = log_p[:, skipped:]
+        exists = log_p > -torch.inf
+        share = exists / exists.sum(1, keepdim=True).clamp_min(1).to(log_p.dtype)
+        probs = log_p.exp() * share
+        return probs.sum(1), (index[:, skipped:], probs)
 
     def add_to(
         self, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
@@ -148,6 +141,8 @@ class OtherPowers(Statistic):
 @dataclass(frozen=True)
 class Entropy(Statistic):
     """The entropy H = -sum of p_j l_j, in nats. Its derivative by l_j is -p_j l_j - p_j, the last a multiple of p."""
+
+    is_factor = True
 
     def value(self, block: Block) -> tuple[Tensor, Tensor | float]:
         ratios, shift = block.log_ratios_above(LOG_ZERO)
