@@ -39,12 +39,7 @@ from hf_calib.losses.ranges import (
     NumberOfBins,
     UpperLimit,
 )
-from hf_calib.losses.statistics.definitions import (
-    IGNORE_INDEX,
-    Counts,
-    Labels,
-    Rival,
-)
+from hf_calib.losses.statistics.definitions import Counts, Labels, Rival
 from hf_calib.losses.tables import TableLoss
 
 # The limit if none is set. Far above it float32 is infinite, and infinity times 0 is NaN.
@@ -328,21 +323,20 @@ class GapTableLoss(AdaptiveLoss):
     def _arguments(self, ce: Tensor) -> dict[str, Any]:
         return {"table": self, **self._values}
 
-    def weight(self, p: Tensor, labels: Tensor) -> Tensor:
-        """The weights (N,) of the examples of one batch with these labels (N,) and their probabilities p (N,)."""
+    def weight(self, p: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+        """The weights (N,) of the examples of one batch with probabilities p of their labels (N,)."""
         if len(self.class_gaps) == 0:
             return torch.ones_like(p)
-        valid = labels != IGNORE_INDEX
         n_bins = len(self.bin_gaps)
         last = n_bins - 1
         bin_index = (p * n_bins).long().clamp(max=last)
         bin_gap = self._like("bin_gaps", p)[bin_index] * (p < 1)
         # Ignored rows have p = 1 and come last.
         rank = p.argsort(stable=True).argsort()
-        size = valid.sum() // n_bins
+        size = counts.sum().long() // n_bins
         mass_index = torch.where(size > 0, rank // size.clamp_min(1), last)
         mass_gap = self._like("gaps", p)[mass_index.clamp(max=last)]
-        class_gap = self._like("class_gaps", p)[labels.where(valid, 0)]
+        class_gap = self._like("class_gaps", p)[labels]
         progress = self._like("progress", p)
         gaps = bin_gap.abs() + mass_gap.abs() + 2 * class_gap.abs()
         return 1 - progress + progress * gaps / 3
@@ -599,7 +593,6 @@ def ece_ce(
         >>> loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.2117)
     """
-    known = labels.where(counts > 0, IGNORE_INDEX)
-    weight = table.weight(torch.exp(-ce.detach()), known)
+    weight = table.weight(torch.exp(-ce.detach()), labels, counts)
     # 0 times an infinite cross entropy would be NaN.
     return weight * ce.masked_fill(weight == 0, 0)

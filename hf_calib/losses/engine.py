@@ -111,8 +111,8 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
     has_kernels = fused.takes(logits, reduction.loss.reads, reduction.class_weights)
     is_small = is_one_block(logits)
     if is_small and not has_kernels:
-        # A graph within the graph takes longer than autograd for all.
-        if reduction.loss.by_autograd:
+        # For a formula by autograd, a graph within the graph would take longer.
+        if reduction.loss.prefers_autograd:
             return plain(logits, labels, reduction)
         # Autograd casts the gradient back.
         logits = logits.to(wide(logits))

@@ -81,6 +81,7 @@ class LossEntry:
     reads: Reads
     rows: Formula | None
     by_autograd: bool
+    few_operations: bool
     needs_all_rows: bool
     module: type[CalibrationLoss]
     check: Callable[..., None]
@@ -127,6 +128,7 @@ def loss(
     reads: Reads = lambda **values: (),
     rows: Formula | None = None,
     by_autograd: bool = False,
+    few_operations: bool = False,
     needs_all_rows: bool = False,
     multi_label: bool = False,
     check: Callable[..., None] = lambda **values: None,
@@ -144,6 +146,7 @@ def loss(
         rows: for a loss that couples the batch, the formula of a row, which reads the cross entropy only. The decorated
             formula is then the penalty: a scalar, followed by its derivative by each number of each row.
         by_autograd: the formula returns its value only, and autograd differentiates it.
+        few_operations: autograd differentiates the whole loss of few rows in less time than the slopes take.
         needs_all_rows: the formula couples the rows of a call, so they cannot be computed in blocks.
         multi_label: whether the loss is also defined for a sigmoid per label.
         check: is called with all hyperparameters.
@@ -184,6 +187,7 @@ def loss(
             reads=reads,
             rows=rows,
             by_autograd=by_autograd,
+            few_operations=few_operations,
             needs_all_rows=needs_all_rows or rows is not None,
             module=made,
             check=check,
@@ -277,7 +281,7 @@ class CalibrationLoss(nn.Module):
         self.reads = tuple(entry.reads(**values))
         self.couples_batch = entry.couples_batch
         self.needs_all_rows = entry.needs_all_rows
-        self.by_autograd = entry.by_autograd
+        self.prefers_autograd = entry.by_autograd or entry.few_operations
         self.reads_labels = defined.Labels() in self.reads
         # It maps (N,) and (N, C) rows of this process to those of all processes, differentiably, and to their number.
         self.gather: Callable[[list[Tensor]], tuple[list[Tensor], int]] | None = None

@@ -74,7 +74,7 @@ def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
     )
 
 
-@loss(multi_label=True)
+@loss(few_operations=True, multi_label=True)
 def cross_entropy(ce):
     r"""Cross entropy: the baseline to beat, followed by a post-hoc calibrator such as `TemperatureScaling`.
 
