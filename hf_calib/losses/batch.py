@@ -312,7 +312,6 @@ def _focal_of_rows(ce: Tensor, *, gamma: float, **values: Any) -> Terms:
     source="Hebbalaguppe et al. 2022 (MDCA), Eq. 4, 5",
     reads=lambda **_: [Counts(), Labels(), LogProbs()],
     rows=_focal_of_rows,
-    by_autograd=True,
 )
 def mdca(
     ce: Tensor,
@@ -322,7 +321,7 @@ def mdca(
     *,
     mdca_weight: NonNegative = 1.0,
     gamma: NonNegative = 0.0,
-) -> Tensor:
+) -> Terms:
     r"""MDCA: cross entropy or focal loss plus the gap between mean probabilities and class frequencies of the batch.
 
     The penalty covers every class; that of `mmce` covers the predicted class only. It is of little use in batches with
@@ -339,10 +338,14 @@ def mdca(
         >>> mdca()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(1.1452)
     """
-    one_hot = F.one_hot(labels, log_probs.shape[1])
-    apart = (log_probs.exp() - one_hot) * counts[:, None]
-    frequency_gaps = apart.sum(0) / counts.sum().clamp_min(1)
-    return mdca_weight * frequency_gaps.abs().mean()
+    probs = log_probs.exp()
+    size = counts.sum().clamp_min(1)
+    frequencies = counts.new_zeros(probs.shape[1]).scatter_add(0, labels, counts)
+    gaps = (counts @ probs - frequencies) / size
+    scale = mdca_weight / len(gaps)
+    # dp/dlog p = p
+    slope = (probs * (scale * gaps.sign() / size)).mul_(counts[:, None])
+    return scale * gaps.abs().sum(), 0.0, 0.0, 0.0, slope
 
 
 @loss(
