@@ -84,8 +84,7 @@ class Reduction:
         return total + penalty * self.scale, [by_rows, *slopes]
 
     def of_rows(self, rows: slice) -> Reduction:
-        counts = None if self.counts is None else self.counts[rows]
-        return replace(self, shares=self.shares[rows], counts=counts)
+        return replace(self, shares=self.shares[rows])
 
     def times(self, slope: Tensor) -> Reduction:
         """The same with its value multiplied by the slope."""
@@ -108,11 +107,13 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
     """The loss of logits (N, C) with labels (N,)."""
     if is_traced():
         return plain(logits, labels, reduction)
-    has_kernels = fused.takes(logits, reduction.loss.reads, reduction.class_weights)
-    is_small = is_one_block(logits)
-    if is_small and not has_kernels:
+    loss = reduction.loss
+    has_kernels = fused.takes(logits, loss.reads, reduction.class_weights)
+    if is_one_block(logits) and not has_kernels:
+        # Autograd would have to differentiate the replacement of ignored rows, too.
+        has_few_operations = loss.few_operations and reduction.counts is None
         # For a formula by autograd, a graph within the graph would take longer.
-        if reduction.loss.prefers_autograd:
+        if loss.by_autograd or has_few_operations:
             return plain(logits, labels, reduction)
         # Autograd casts the gradient back.
         logits = logits.to(wide(logits))
@@ -245,12 +246,19 @@ def in_blocks(
     keeps_matrix = any(statistic.keeps_matrix for statistic in loss.reads)
 
     def block_of(rows: slice) -> CacheBlock:
-        own = reduction.of_rows(rows)
-        z = counted_logits(logits[rows].to(wide(logits)), own.counts)
+        counts = None if reduction.counts is None else reduction.counts[rows]
+        z = counted_logits(logits[rows].to(wide(logits)), counts)
         target = None
         if gradient is not None and gradient.dtype == z.dtype:
             target = gradient[rows]
-        return CacheBlock(z, labels[rows], loss.reads, own.class_weights, target)
+        return CacheBlock(
+            z,
+            labels[rows],
+            loss.reads,
+            reduction.class_weights,
+            target,
+            all_count=counts is None,
+        )
 
     # One formula for all rows takes fewer operations than one for each block, but their blocks have to wait for it.
     if loss.needs_all_rows or not keeps_matrix:

@@ -281,7 +281,8 @@ class CalibrationLoss(nn.Module):
         self.reads = tuple(entry.reads(**values))
         self.couples_batch = entry.couples_batch
         self.needs_all_rows = entry.needs_all_rows
-        self.prefers_autograd = entry.by_autograd or entry.few_operations
+        self.by_autograd = entry.by_autograd
+        self.few_operations = entry.few_operations
         self.reads_labels = defined.Labels() in self.reads
         # It maps (N,) and (N, C) rows of this process to those of all processes, differentiably, and to their number.
         self.gather: Callable[[list[Tensor]], tuple[list[Tensor], int]] | None = None

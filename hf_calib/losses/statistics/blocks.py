@@ -164,18 +164,23 @@ class CacheBlock(Block):
         reads: Sequence[Statistic],
         class_weights: Tensor | None = None,
         target: Tensor | None = None,
+        *,
+        all_count: bool = False,
     ) -> None:
         self._probs: Tensor = torch.softmax(z, 1, out=target)
-        super().__init__(z, labels, reads, class_weights)
+        super().__init__(z, labels, reads, class_weights, all_count=all_count)
 
     def _cross_entropy(self) -> Tensor:
-        is_ignored = self.labels == IGNORE_INDEX
-        self._column = self.labels.masked_fill(is_ignored, 0)[:, None]
+        labels = self.labels
+        if not self.all_count:
+            is_ignored = labels == IGNORE_INDEX
+            labels = labels.masked_fill(is_ignored, 0)
+        self._column = labels[:, None]
         self.z_max = self.z.amax(1, keepdim=True)
         self.log_p_max = self._probs.amax(1, keepdim=True).log_()
         # A label that is no class raises an error.
-        log_p = self.log_p_of(self._column).squeeze(1)
-        return log_p.neg_().masked_fill_(is_ignored, 0)
+        ce = self.log_p_of(self._column).squeeze(1).neg_()
+        return ce if self.all_count else ce.masked_fill_(is_ignored, 0)
 
     def log_p_of(self, index: Tensor) -> Tensor:
         return self.z.gather(1, index) - self.z_max + self.log_p_max
