@@ -13,7 +13,7 @@ backward pass, because a second reading of the memory of a GPU costs less than a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -161,23 +161,28 @@ class _Loss(torch.autograd.Function):
         ctx.gradient = None
         ctx.block = None
         has_gradient = ctx.needs_input_grad[0]
+        # 16 bits would be too coarse for a gradient that is not scaled yet.
+        can_be_now = not kernels and logits.dtype == wide(logits)
         if kernels:
             block: Any = fused.KernelBlock(logits, labels, reduction.loss.reads)
         elif is_one_block(logits):
             block = small_block(logits, labels, reduction)
         else:
-            # 16 bits would be too coarse for a gradient that is not scaled yet.
-            if has_gradient and logits.dtype == wide(logits):
-                ctx.gradient = empty_gradient(logits)
-            return in_blocks(logits, labels, reduction, ctx.gradient)
+            target = None
+            if has_gradient and can_be_now:
+                target = empty_gradient(logits)
+            if is_by_block(reduction.loss):
+                ctx.gradient = target
+                return by_block(logits, labels, reduction, target)
+            block = RowBlocks(logits, labels, reduction, target)
         if not has_gradient:
             return reduction.value(block.numbers)
         value, slopes = reduction.value_and_slopes(block.numbers)
-        if kernels:
+        if can_be_now:
+            ctx.gradient = block.gradient(slopes)
+        else:
             ctx.block = block
             ctx.slopes = slopes
-        else:
-            ctx.gradient = block.gradient(slopes)
         return value
 
     @staticmethod
@@ -197,6 +202,8 @@ class _Loss(torch.autograd.Function):
 def _made_later(ctx: Any, slope: Tensor) -> Tensor:
     """The gradient of a value whose forward pass has made none, or whose gradient will be differentiated."""
     if ctx.block is not None and not torch.is_grad_enabled():
+        # This raises an error if the logits have been changed in place.
+        _ = ctx.saved_tensors
         slopes = [None if own is None else own * slope for own in ctx.slopes]
         gradient: Tensor = ctx.block.gradient(slopes)
         return gradient
@@ -214,12 +221,15 @@ def _made_again(ctx: Any, slope: Tensor) -> Tensor:
         return gradient
     reduction = reduction.times(slope)
     if is_one_block(logits):
-        block = small_block(logits, labels, reduction)
-        _, slopes = reduction.value_and_slopes(block.numbers)
-        return block.gradient(slopes)
-    gradient = empty_gradient(logits)
-    in_blocks(logits, labels, reduction, gradient)
-    return gradient
+        block: Any = small_block(logits, labels, reduction)
+    else:
+        gradient = empty_gradient(logits)
+        if is_by_block(reduction.loss):
+            by_block(logits, labels, reduction, gradient)
+            return gradient
+        block = RowBlocks(logits, labels, reduction, gradient)
+    _, slopes = reduction.value_and_slopes(block.numbers)
+    return block.gradient(slopes)
 
 
 def is_one(slope: Tensor) -> bool:
@@ -236,36 +246,22 @@ def empty_gradient(logits: Tensor) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def in_blocks(
+def is_by_block(loss: CalibrationLoss) -> bool:
+    """Whether the formula is computed for each block, because its numbers keep a matrix that cannot wait."""
+    return keeps_matrix(loss) and not loss.needs_all_rows
+
+
+def keeps_matrix(loss: CalibrationLoss) -> bool:
+    return any(statistic.keeps_matrix for statistic in loss.reads)
+
+
+def by_block(
     logits: Tensor, labels: Tensor, reduction: Reduction, gradient: Tensor | None
 ) -> Tensor:
-    """The value of a large matrix, whose gradient is written to `gradient` if it is given, with no other memory."""
-    size = rows_per_block(logits)
-    parts = [slice(i, i + size) for i in range(0, len(logits), size)]
-    loss = reduction.loss
-    keeps_matrix = any(statistic.keeps_matrix for statistic in loss.reads)
-
-    def block_of(rows: slice) -> CacheBlock:
-        counts = None if reduction.counts is None else reduction.counts[rows]
-        z = counted_logits(logits[rows].to(wide(logits)), counts)
-        target = None
-        if gradient is not None and gradient.dtype == z.dtype:
-            target = gradient[rows]
-        return CacheBlock(
-            z,
-            labels[rows],
-            loss.reads,
-            reduction.class_weights,
-            target,
-            all_count=counts is None,
-        )
-
-    # One formula for all rows takes fewer operations than one for each block, but their blocks have to wait for it.
-    if loss.needs_all_rows or not keeps_matrix:
-        return _of_all_rows(block_of, reduction, gradient, parts, not keeps_matrix)
+    """The value of a large matrix, whose gradient is written to `gradient` if it is given."""
     values = []
-    for rows in parts:
-        block = block_of(rows)
+    for rows in parts_of(logits):
+        block = _cache_block(logits, labels, reduction, gradient, rows)
         own = reduction.of_rows(rows)
         if gradient is None:
             values.append(own.value(block.numbers))
@@ -278,36 +274,81 @@ def in_blocks(
     return torch.stack(values).sum() if reduction.summed else torch.cat(values)
 
 
-def _of_all_rows(
-    block_of: Callable[[slice], CacheBlock],
+class RowBlocks:
+    """A large matrix in blocks of rows, with the interface of `Block` and one formula for the numbers of all rows.
+
+    That takes fewer operations than a formula for each block. The probabilities of a block wait in `target`, which
+    becomes the gradient; without it, and next to other matrices, they are computed again.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        reduction: Reduction,
+        target: Tensor | None,
+    ) -> None:
+        self._given = (logits, labels, reduction, target)
+        self._waiting: list[CacheBlock | None] = []
+        can_wait = not keeps_matrix(reduction.loss)
+        has_place = _place(target, reduction.shares, slice(None)) is not None
+        found = []
+        for rows in parts_of(logits):
+            block = _cache_block(*self._given, rows)
+            found.append(block.numbers)
+            self._waiting.append(block if can_wait else None)
+            if can_wait and not has_place:
+                block.forget()
+            del block
+        self.numbers = [_joined(own) for own in zip(*found, strict=True)]
+
+    def gradient(self, slopes: Slopes) -> Tensor:
+        logits, _, reduction, target = self._given
+        whole = empty_gradient(logits) if target is None else target
+        for rows, block in zip(parts_of(logits), self._waiting, strict=True):
+            if block is None:
+                block = _cache_block(*self._given, rows)
+            elif _place(target, reduction.shares, rows) is None:
+                block.read(_wide_logits(logits, reduction, rows), None)
+            own = [None if slope is None else slope[rows] for slope in slopes]
+            _write(whole[rows], block.gradient(own))
+            block.forget()
+        return whole
+
+
+def parts_of(logits: Tensor) -> list[slice]:
+    size = rows_per_block(logits)
+    return [slice(start, start + size) for start in range(0, len(logits), size)]
+
+
+def _cache_block(
+    logits: Tensor,
+    labels: Tensor,
     reduction: Reduction,
-    gradient: Tensor | None,
-    parts: list[slice],
-    can_wait: bool,
-) -> Tensor:
-    """The same with one formula for the numbers of all rows."""
-    # The probabilities of a block wait in the gradient; in 16 bits, and with other matrices, they are computed twice.
-    keeps = (
-        can_wait and gradient is not None and gradient.dtype == reduction.shares.dtype
+    target: Tensor | None,
+    rows: slice,
+) -> CacheBlock:
+    z = _wide_logits(logits, reduction, rows)
+    return CacheBlock(
+        z,
+        labels[rows],
+        reduction.loss.reads,
+        reduction.class_weights,
+        _place(target, z, rows),
+        all_count=reduction.counts is None,
     )
-    kept = []
-    found = []
-    for rows in parts:
-        block = block_of(rows)
-        found.append(block.numbers)
-        kept.append(block if keeps else None)
-        del block
-    numbers = [_joined(own) for own in zip(*found, strict=True)]
-    del found
-    if gradient is None:
-        return reduction.value(numbers)
-    value, slopes = reduction.value_and_slopes(numbers)
-    for rows, waiting in zip(parts, kept, strict=True):
-        block = waiting or block_of(rows)
-        own = [None if slope is None else slope[rows] for slope in slopes]
-        _write(gradient[rows], block.gradient(own))
-        del block
-    return value
+
+
+def _place(target: Tensor | None, like: Tensor, rows: slice) -> Tensor | None:
+    """The place of the gradient where probabilities can wait, if there is one of their dtype."""
+    if target is None or target.dtype != like.dtype:
+        return None
+    return target[rows]
+
+
+def _wide_logits(logits: Tensor, reduction: Reduction, rows: slice) -> Tensor:
+    counts = None if reduction.counts is None else reduction.counts[rows]
+    return counted_logits(logits[rows].to(wide(logits)), counts)
 
 
 def counted_logits(z: Tensor, counts: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_calib._errors import InputValueError
+from hf_calib.losses.arithmetic import tiny
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic, wide
 
@@ -83,6 +84,18 @@ class Block:
             return log_probs.max(1, keepdim=True)
         return log_probs.topk(min(count, log_probs.shape[1]), 1)
 
+    def other_powers(self, power: float) -> tuple[Tensor, Tensor | None]:
+        """The sum of the powers of the probabilities but the label's, (n,), and the powers with 0 for it, (n, C).
+
+        The label's probability is left out rather than subtracted, so the sum is accurate also if it is near 1.
+        """
+        others = self.probs.scatter(1, self.column, 0.0)
+        if power == 2:
+            others = others.square()
+        elif power != 1:
+            others = others.clamp_min(tiny(others)).pow(power)
+        return others.sum(1), others
+
     def log_probs_above(self, least: float) -> Tensor:
         """max(log p, least), (n, C)."""
         return self.log_probs.clamp_min(least)
@@ -132,15 +145,17 @@ class Block:
         """What the statistics add as multiples of the probabilities, (n, C) each."""
         for i, statistic in enumerate(self.reads):
             slope = slopes[i + 1]
-            if statistic.is_factor and slope is not None:
-                yield statistic.factor(self, slope[:, None])
+            if slope is not None and slope.dim() == 1:
+                factor = statistic.factor(self, self._kept[i], slope[:, None])
+                if factor is not None:
+                    yield factor
 
     def _add_statistics(self, matrix: Tensor, slopes: Slopes) -> list[Any]:
         """Add the derivatives of the statistics to the matrix; return those by the logits themselves."""
         of_logits = []
         for i, statistic in enumerate(self.reads):
             slope = slopes[i + 1]
-            if slope is None or statistic.is_factor:
+            if slope is None:
                 continue
             if slope.dim() == 1:
                 slope = slope[:, None]
@@ -167,8 +182,17 @@ class CacheBlock(Block):
         *,
         all_count: bool = False,
     ) -> None:
-        self._probs: Tensor = torch.softmax(z, 1, out=target)
+        self.read(z, target)
         super().__init__(z, labels, reads, class_weights, all_count=all_count)
+
+    def read(self, z: Tensor, target: Tensor | None) -> None:
+        """Compute the probabilities, which the gradient overwrites, for the first time or again."""
+        self.z = z
+        self._probs = torch.softmax(z, 1, out=target)
+
+    def forget(self) -> None:
+        """Give the memory of the logits and probabilities back until they are read again."""
+        del self.z, self._probs
 
     def _cross_entropy(self) -> Tensor:
         labels = self.labels
@@ -198,6 +222,14 @@ class CacheBlock(Block):
             nearest, index = distance.topk(count, largest=False)
         # Classes that are not below the label have reciprocals above 0.
         return self.log_p_of(index).where(nearest.signbit(), -torch.inf), index
+
+    def other_powers(self, power: float) -> tuple[Tensor, None]:
+        # In place there is no second matrix, for which all blocks would have to wait.
+        of_label = self._probs.gather(1, self._column)
+        self._probs.scatter_(1, self._column, 0)
+        norm = torch.linalg.vector_norm(self._probs, power, dim=1)
+        self._probs.scatter_(1, self._column, of_label)
+        return norm.pow(power), None
 
     @property
     def log_probs(self) -> Tensor:  # type: ignore[override]
