@@ -171,7 +171,7 @@ class _Loss(torch.autograd.Function):
             target = None
             if has_gradient and can_be_now:
                 target = empty_gradient(logits)
-            if is_by_block(reduction.loss):
+            if is_by_block(reduction.loss, target):
                 ctx.gradient = target
                 return by_block(logits, labels, reduction, target)
             block = RowBlocks(logits, labels, reduction, target)
@@ -224,7 +224,7 @@ def _made_again(ctx: Any, slope: Tensor) -> Tensor:
         block: Any = small_block(logits, labels, reduction)
     else:
         gradient = empty_gradient(logits)
-        if is_by_block(reduction.loss):
+        if is_by_block(reduction.loss, gradient):
             by_block(logits, labels, reduction, gradient)
             return gradient
         block = RowBlocks(logits, labels, reduction, gradient)
@@ -246,13 +246,19 @@ def empty_gradient(logits: Tensor) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def is_by_block(loss: CalibrationLoss) -> bool:
-    """Whether the formula is computed for each block, because its numbers keep a matrix that cannot wait."""
-    return keeps_matrix(loss) and not loss.needs_all_rows
+def is_by_block(loss: CalibrationLoss, target: Tensor | None) -> bool:
+    """Whether the formula is computed for each block, and a gradient with it, rather than once for all rows.
+
+    It is for numbers that are matrices, and for logits that are read again while they are in the cache.
+    """
+    if loss.needs_all_rows:
+        return False
+    reads_logits = any(statistic.reads_logits for statistic in loss.reads)
+    return has_matrix(loss) or (reads_logits and target is not None)
 
 
-def keeps_matrix(loss: CalibrationLoss) -> bool:
-    return any(statistic.keeps_matrix for statistic in loss.reads)
+def has_matrix(loss: CalibrationLoss) -> bool:
+    return any(statistic.is_matrix for statistic in loss.reads)
 
 
 def by_block(
@@ -278,7 +284,7 @@ class RowBlocks:
     """A large matrix in blocks of rows, with the interface of `Block` and one formula for the numbers of all rows.
 
     That takes fewer operations than a formula for each block. The probabilities of a block wait in `target`, which
-    becomes the gradient; without it, and next to other matrices, they are computed again.
+    becomes the gradient; without it, and next to statistics that are matrices, they are computed again.
     """
 
     def __init__(
@@ -290,7 +296,7 @@ class RowBlocks:
     ) -> None:
         self._given = (logits, labels, reduction, target)
         self._waiting: list[CacheBlock | None] = []
-        can_wait = not keeps_matrix(reduction.loss)
+        can_wait = not has_matrix(reduction.loss)
         has_place = _place(target, reduction.shares, slice(None)) is not None
         found = []
         for rows in parts_of(logits):

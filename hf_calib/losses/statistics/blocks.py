@@ -138,7 +138,7 @@ class Block:
             matrix.addcmul_(self.probs, factor)
         gradient = _log_softmax_backward(matrix, log_probs, 1, log_probs.dtype)
         for statistic, kept, slope in of_logits:
-            statistic.add_to(gradient, kept, slope)
+            statistic.add_to(self, gradient, kept, slope)
         return gradient
 
     def _factors(self, slopes: Slopes) -> Iterator[Tensor]:
@@ -162,7 +162,7 @@ class Block:
             if statistic.is_of_logits:
                 of_logits.append((statistic, self._kept[i], slope))
             else:
-                statistic.add_to(matrix, self._kept[i], slope)
+                statistic.add_to(self, matrix, self._kept[i], slope)
         return of_logits
 
 
@@ -269,7 +269,7 @@ class CacheBlock(Block):
             of_probs = factor.add_(of_probs)
         gradient = self._probs.mul_(of_probs)
         for statistic, kept, slope in self._add_statistics(gradient, slopes):
-            statistic.add_to(gradient, kept, slope)
+            statistic.add_to(self, gradient, kept, slope)
         return gradient.scatter_add_(1, self._column, -by_ce[:, None])
 
 
