@@ -387,11 +387,12 @@ def avuc(
     means = (kinds * fixed).sum(1) / size.clamp_min(1)
     # If all rows are of one kind, it is their mean.
     threshold = means.sum() / (size > 0).sum().clamp_min(1)
-    certain = (fixed <= threshold).to(entropy)
+    is_certain = fixed <= threshold
     unsure = entropy.tanh()
-    accurate, inaccurate = kinds * torch.stack([confidence, 1 - confidence])
-    good = accurate * certain * (1 - unsure) + inaccurate * (1 - certain) * unsure
-    bad = accurate * (1 - certain) * unsure + inaccurate * certain * (1 - unsure)
+    weight = torch.where(is_certain, 1 - unsure, unsure)
+    accurate, inaccurate = kinds * torch.stack([confidence, 1 - confidence]) * weight
+    good = torch.where(is_certain, accurate, inaccurate)
+    bad = torch.where(is_certain, inaccurate, accurate)
     ratio = bad.sum() / good.sum().clamp_min(_EPSILON)
     return avuc_weight * torch.log1p(ratio)
 

@@ -171,10 +171,11 @@ class _Loss(torch.autograd.Function):
             target = None
             if has_gradient and can_be_now:
                 target = empty_gradient(logits)
-            if is_by_block(reduction.loss, target):
+            blocks = RowBlocks(logits, labels, reduction, target)
+            if is_block_by_block(reduction.loss, target):
                 ctx.gradient = target
-                return by_block(logits, labels, reduction, target)
-            block = RowBlocks(logits, labels, reduction, target)
+                return blocks.block_by_block()
+            block = blocks.read()
         if not has_gradient:
             return reduction.value(block.numbers)
         value, slopes = reduction.value_and_slopes(block.numbers)
@@ -224,10 +225,11 @@ def _made_again(ctx: Any, slope: Tensor) -> Tensor:
         block: Any = small_block(logits, labels, reduction)
     else:
         gradient = empty_gradient(logits)
-        if is_by_block(reduction.loss, gradient):
-            by_block(logits, labels, reduction, gradient)
+        blocks = RowBlocks(logits, labels, reduction, gradient)
+        if is_block_by_block(reduction.loss, gradient):
+            blocks.block_by_block()
             return gradient
-        block = RowBlocks(logits, labels, reduction, gradient)
+        block = blocks.read()
     _, slopes = reduction.value_and_slopes(block.numbers)
     return block.gradient(slopes)
 
@@ -246,46 +248,14 @@ def empty_gradient(logits: Tensor) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def is_by_block(loss: CalibrationLoss, target: Tensor | None) -> bool:
-    """Whether the formula is computed for each block, and a gradient with it, rather than once for all rows.
-
-    It is for numbers that are matrices, and for logits that are read again while they are in the cache.
-    """
-    if loss.needs_all_rows:
-        return False
-    reads_logits = any(statistic.reads_logits for statistic in loss.reads)
-    return has_matrix(loss) or (reads_logits and target is not None)
-
-
-def has_matrix(loss: CalibrationLoss) -> bool:
-    return any(statistic.is_matrix for statistic in loss.reads)
-
-
-def by_block(
-    logits: Tensor, labels: Tensor, reduction: Reduction, gradient: Tensor | None
-) -> Tensor:
-    """The value of a large matrix, whose gradient is written to `gradient` if it is given."""
-    values = []
-    for rows in parts_of(logits):
-        block = _cache_block(logits, labels, reduction, gradient, rows)
-        own = reduction.of_rows(rows)
-        if gradient is None:
-            values.append(own.value(block.numbers))
-        else:
-            value, slopes = own.value_and_slopes(block.numbers)
-            values.append(value)
-            _write(gradient[rows], block.gradient(slopes))
-        # Otherwise two blocks would be in memory.
-        del block
-    return torch.stack(values).sum() if reduction.summed else torch.cat(values)
-
-
 class RowBlocks:
     """A large matrix in blocks of rows, with the interface of `Block` and one formula for the numbers of all rows.
 
     That takes fewer operations than a formula for each block. The probabilities of a block wait in `target`, which
-    becomes the gradient; without it, and next to statistics that are matrices, they are computed again.
+    becomes the gradient; in 16 bits, and next to statistics that are matrices, they are computed again.
     """
+
+    numbers: list[Any]
 
     def __init__(
         self,
@@ -294,73 +264,98 @@ class RowBlocks:
         reduction: Reduction,
         target: Tensor | None,
     ) -> None:
-        self._given = (logits, labels, reduction, target)
-        self._waiting: list[CacheBlock | None] = []
-        can_wait = not has_matrix(reduction.loss)
-        has_place = _place(target, reduction.shares, slice(None)) is not None
+        self._logits = logits
+        self._labels = labels
+        self._reduction = reduction
+        self._target = target
+        self._can_wait = target is not None and target.dtype == wide(logits)
+        self._read: list[CacheBlock | None] = []
+        size = rows_per_block(logits)
+        starts = range(0, len(logits), size)
+        self._parts = [slice(start, start + size) for start in starts]
+
+    def read(self) -> RowBlocks:
+        """Find the numbers of all rows."""
+        has_matrix = _has_matrix(self._reduction.loss)
         found = []
-        for rows in parts_of(logits):
-            block = _cache_block(*self._given, rows)
+        for rows in self._parts:
+            block = self._block(rows)
             found.append(block.numbers)
-            self._waiting.append(block if can_wait else None)
-            if can_wait and not has_place:
+            self._read.append(None if has_matrix else block)
+            if not self._can_wait:
                 block.forget()
             del block
         self.numbers = [_joined(own) for own in zip(*found, strict=True)]
+        return self
 
     def gradient(self, slopes: Slopes) -> Tensor:
-        logits, _, reduction, target = self._given
-        whole = empty_gradient(logits) if target is None else target
-        for rows, block in zip(parts_of(logits), self._waiting, strict=True):
+        whole = self._target
+        if whole is None:
+            whole = empty_gradient(self._logits)
+        for rows, block in zip(self._parts, self._read, strict=True):
             if block is None:
-                block = _cache_block(*self._given, rows)
-            elif _place(target, reduction.shares, rows) is None:
-                block.read(_wide_logits(logits, reduction, rows), None)
+                block = self._block(rows)
+            elif not self._can_wait:
+                block.read(self._wide_logits(rows), None)
             own = [None if slope is None else slope[rows] for slope in slopes]
             _write(whole[rows], block.gradient(own))
             block.forget()
         return whole
 
+    def block_by_block(self) -> Tensor:
+        """The value, with a formula for each block, whose gradient is written to `target` if it is given."""
+        values = []
+        for rows in self._parts:
+            block = self._block(rows)
+            own = self._reduction.of_rows(rows)
+            if self._target is None:
+                values.append(own.value(block.numbers))
+            else:
+                value, slopes = own.value_and_slopes(block.numbers)
+                values.append(value)
+                _write(self._target[rows], block.gradient(slopes))
+            # Otherwise two blocks would be in memory.
+            del block
+        is_scalar = self._reduction.summed
+        return torch.stack(values).sum() if is_scalar else torch.cat(values)
 
-def parts_of(logits: Tensor) -> list[slice]:
-    size = rows_per_block(logits)
-    return [slice(start, start + size) for start in range(0, len(logits), size)]
+    def _block(self, rows: slice) -> CacheBlock:
+        reduction = self._reduction
+        place = None
+        if self._target is not None and self._can_wait:
+            place = self._target[rows]
+        return CacheBlock(
+            self._wide_logits(rows),
+            self._labels[rows],
+            reduction.loss.reads,
+            reduction.class_weights,
+            place,
+            all_count=reduction.counts is None,
+        )
+
+    def _wide_logits(self, rows: slice) -> Tensor:
+        z = self._logits[rows].to(wide(self._logits))
+        counts = self._reduction.counts
+        return z if counts is None else counted_logits(z, counts[rows])
 
 
-def _cache_block(
-    logits: Tensor,
-    labels: Tensor,
-    reduction: Reduction,
-    target: Tensor | None,
-    rows: slice,
-) -> CacheBlock:
-    z = _wide_logits(logits, reduction, rows)
-    return CacheBlock(
-        z,
-        labels[rows],
-        reduction.loss.reads,
-        reduction.class_weights,
-        _place(target, z, rows),
-        all_count=reduction.counts is None,
-    )
+def is_block_by_block(loss: CalibrationLoss, target: Tensor | None) -> bool:
+    """Whether the formula is computed for each block, and a gradient with it.
+
+    It is for numbers that are matrices, and for logits that are read again while they are in the cache.
+    """
+    if loss.needs_all_rows:
+        return False
+    reads_logits = any(statistic.reads_logits for statistic in loss.reads)
+    return _has_matrix(loss) or (reads_logits and target is not None)
 
 
-def _place(target: Tensor | None, like: Tensor, rows: slice) -> Tensor | None:
-    """The place of the gradient where probabilities can wait, if there is one of their dtype."""
-    if target is None or target.dtype != like.dtype:
-        return None
-    return target[rows]
+def _has_matrix(loss: CalibrationLoss) -> bool:
+    return any(statistic.is_matrix for statistic in loss.reads)
 
 
-def _wide_logits(logits: Tensor, reduction: Reduction, rows: slice) -> Tensor:
-    counts = None if reduction.counts is None else reduction.counts[rows]
-    return counted_logits(logits[rows].to(wide(logits)), counts)
-
-
-def counted_logits(z: Tensor, counts: Tensor | None) -> Tensor:
+def counted_logits(z: Tensor, counts: Tensor) -> Tensor:
     """The logits (n, C) of a block, 0 in ignored rows, which may be NaN."""
-    if counts is None:
-        return z
     if not z.is_cpu:
         return torch.where(counts[:, None], z, _ZERO)
     # A look at the ignored rows costs less than a copy of all.
