@@ -157,8 +157,8 @@ class AdaptiveLoss(TableLoss):
         low, high = self._limits()[name]
         has_any_length = name == "class_gaps" and saved.dim() == 1
         got = f"shape {tuple(saved.shape)}, {saved.dtype}"
-        fits = saved.is_floating_point()
-        fits = fits and (saved.shape == own.shape or has_any_length)
+        fits = saved.shape == own.shape or has_any_length
+        fits = fits and saved.is_floating_point()
         if fits:
             inside = (saved >= low - _ROUNDING) & (saved <= high + _ROUNDING)
             if name == "accuracies":  # That of an empty bin is NaN.
@@ -178,16 +178,12 @@ class AdaptiveLoss(TableLoss):
 
     def log_values(self) -> dict[str, float]:
         """Return the table as numbers to log: `calibration_gap_00`, ..., `edge_00`, ... and so on."""
-        found = {
-            shown: self.get_buffer(name)
-            for name, shown in LOG_NAMES.items()
-            if name in self._buffers
-        }
-        return {
-            f"{shown}_{i:02d}": v
-            for shown, each in found.items()
-            for i, v in enumerate(each.tolist())
-        }
+        found = {}
+        for name, shown in LOG_NAMES.items():
+            if name in self._buffers:
+                for i, value in enumerate(self.get_buffer(name).tolist()):
+                    found[f"{shown}_{i:02d}"] = value
+        return found
 
     def _bins(self) -> tuple[Tensor, Tensor]:
         edges, values = self._sources()
@@ -220,15 +216,11 @@ class AdaFocalLoss(AdaptiveLoss):
         self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
     ) -> dict[str, Tensor]:
         switch = self._values.get("switch", 0.0)
-        rate = self._values["update_rate"] * torch.where(self.gammas > 0, 1.0, -1.0)
-        grown = self.gammas * torch.exp(rate * gaps)
         # With a gamma near 0 the loss is cross entropy, and the bin switches to the other loss. At exactly 0 the
         # paper's Algorithm 1 takes the focal branch and switches; the paper's code would remain focal.
-        crossed = (
-            torch.full_like(grown, switch)
-            .copysign(-self.gammas)
-            .where(self.gammas != 0, -switch)
-        )
+        sign = torch.ones_like(gaps).where(self.gammas >= 0, -1)
+        grown = self.gammas * torch.exp(self._values["update_rate"] * sign * gaps)
+        crossed = -switch * sign
         gammas = torch.where(grown.abs() < switch, crossed, grown)
         return {"gammas": gammas.clamp(*self._limits()["gammas"])}
 
@@ -248,11 +240,8 @@ class CalFocalLoss(AdaFocalLoss):
     def _fitted(
         self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
     ) -> dict[str, Tensor]:
-        return {
-            "gammas": (self._values["update_rate"] * gaps)
-            .exp()
-            .clamp(max=LARGEST_GAMMA)
-        }
+        gammas = torch.exp(self._values["update_rate"] * gaps)
+        return {"gammas": gammas.clamp(max=LARGEST_GAMMA)}
 
 
 class GapTableLoss(AdaptiveLoss):
@@ -271,34 +260,20 @@ class GapTableLoss(AdaptiveLoss):
     def _fitted(
         self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
     ) -> dict[str, Tensor]:
-        complete = all(value is not None for value in given.values())
         got = ", ".join(f"{name}={value}" for name, value in given.items())
-        check(
-            complete,
-            f"class_gaps and progress to be given to {self.name}",
-            got,
-            "pass both",
-        )
+        requirement = f"class_gaps and progress to be given to {self.name}"
+        is_given = all(value is not None for value in given.values())
+        check(is_given, requirement, got, "pass both")
         fitted = {name: _on_cpu(value) for name, value in given.items()}
-        within = bool(0 <= fitted["progress"] <= 1)
-        check(
-            within,
-            "progress to be in [0, 1]",
-            given["progress"],
-            "pass epochs done / epochs in all",
-        )
+        progress = fitted["progress"]
+        requirement = "progress to be in [0, 1]"
+        way_out = "pass epochs done / epochs in all"
+        check(bool(0 <= progress <= 1), requirement, given["progress"], way_out)
         of_class = fitted["class_gaps"]
-        fits = (
-            of_class.dim() == 1
-            and len(of_class) > 0
-            and bool(of_class.isfinite().all())
-        )
-        check(
-            fits,
-            "class_gaps to be (C,) finite numbers",
-            of_class.tolist(),
-            "pass one per class",
-        )
+        fits = of_class.dim() == 1 and len(of_class) > 0
+        fits = fits and bool(of_class.isfinite().all())
+        requirement = "class_gaps to be (C,) finite numbers"
+        check(fits, requirement, of_class.tolist(), "pass one per class")
         edges = torch.linspace(0, 1, len(gaps) + 1, dtype=torch.float64)
         edges[0] = -1  # a confidence of 0 is in the first bin
         return {"bin_gaps": _in_bins(edges, *predictions)["gaps"], **fitted}
@@ -381,11 +356,8 @@ def _on_cpu(values: Any) -> Tensor:
 
 
 def _check_predictions(confidences: Tensor, correct: Tensor) -> None:
-    fits = (
-        confidences.dim() == 1
-        and confidences.shape == correct.shape
-        and len(confidences) > 0
-    )
+    fits = confidences.dim() == 1 and len(confidences) > 0
+    fits = fits and confidences.shape == correct.shape
     got = f"{tuple(confidences.shape)} and {tuple(correct.shape)}"
     requirement = "confidences and correct to be two (N,) vectors, N >= 1"
     check(fits, requirement, got, "pass one entry per held-out example")
