@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 # A block of this many elements stays in a core's cache; on an accelerator it only limits the scratch memory.
 CPU_BLOCK_ELEMENTS = 2**18
 DEVICE_BLOCK_ELEMENTS = 2**24
-# The logits of ignored rows, which may be NaN. PyTorch would make a tensor of a number at each call.
-_ZERO = torch.zeros((), device="cpu")
 
 
 def is_traced() -> bool:
@@ -137,9 +135,10 @@ def plain(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
 
 
 def small_block(z: Tensor, labels: Tensor, reduction: Reduction) -> Block:
+    """The rows as one block, with logits of 0 if they are ignored, which may be NaN; their shares are 0."""
     counts = reduction.counts
     if counts is not None:
-        z = torch.where(counts[:, None], z, _ZERO)
+        z = torch.where(counts[:, None], z, reduction.shares[:, None])
     return Block(
         z,
         labels,
@@ -336,7 +335,9 @@ class RowBlocks:
     def _wide_logits(self, rows: slice) -> Tensor:
         z = self._logits[rows].to(wide(self._logits))
         counts = self._reduction.counts
-        return z if counts is None else counted_logits(z, counts[rows])
+        if counts is None:
+            return z
+        return counted_logits(z, counts[rows], self._reduction.shares[rows])
 
 
 def is_block_by_block(loss: CalibrationLoss, target: Tensor | None) -> bool:
@@ -354,10 +355,10 @@ def _has_matrix(loss: CalibrationLoss) -> bool:
     return any(statistic.is_matrix for statistic in loss.reads)
 
 
-def counted_logits(z: Tensor, counts: Tensor) -> Tensor:
-    """The logits (n, C) of a block, 0 in ignored rows, which may be NaN."""
+def counted_logits(z: Tensor, counts: Tensor, shares: Tensor) -> Tensor:
+    """The logits (n, C) of a block, 0 in ignored rows, which may be NaN; their shares are 0."""
     if not z.is_cpu:
-        return torch.where(counts[:, None], z, _ZERO)
+        return torch.where(counts[:, None], z, shares[:, None])
     # A look at the ignored rows costs less than a copy of all.
     ignored = counts.logical_not().nonzero().squeeze(1)
     if z.index_select(0, ignored).amax(1).isfinite().all():

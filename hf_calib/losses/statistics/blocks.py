@@ -24,8 +24,6 @@ _nll_forward = torch.ops.aten.nll_loss_forward.default
 _nll_backward = torch.ops.aten.nll_loss_backward.default
 _log_softmax_backward = torch._log_softmax_backward_data
 _NO_REDUCTION = 0
-# The log-probability of no class. PyTorch would make a tensor of a number at each call.
-_NONE = torch.tensor(-torch.inf, device="cpu")
 
 # The slopes by the cross entropy, (n,), and by each statistic; None is 0.
 Slopes = Sequence[Tensor | None]
@@ -78,8 +76,8 @@ class Block:
 
         They have shape (n, count), or (n, C). Logits are compared, because small probabilities underflow into ties.
         """
-        is_below = self.z < self.z.gather(1, self.column)
-        log_probs = torch.where(is_below, self.log_probs, _NONE)
+        is_above = self.z >= self.z.gather(1, self.column)
+        log_probs = self.log_probs.masked_fill(is_above, -torch.inf)
         if count == 1:
             return log_probs.max(1, keepdim=True)
         return log_probs.topk(min(count, log_probs.shape[1]), 1)
