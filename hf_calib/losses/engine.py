@@ -94,8 +94,7 @@ def scaled(slope: Tensor | float, factor: Tensor) -> Tensor | None:
     """A formula's derivative times a factor for each row; None if it is 0 for all rows."""
     if isinstance(slope, Tensor):
         # The slope by a matrix is a matrix.
-        is_wider = slope.dim() > factor.dim() > 0
-        return slope * (factor[:, None] if is_wider else factor)
+        return slope * (factor[..., None] if slope.dim() == 2 else factor)
     if slope == 1:
         return factor
     return None if slope == 0 else factor * slope

@@ -193,7 +193,7 @@ class MeanLogProb(Statistic):
         matrix.addcmul_(weights, slope / count[:, None])
 
     def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        _, mean_weight = kept
+        mean_weight = kept[-1]
         return slope if mean_weight is None else slope * mean_weight
 
 
