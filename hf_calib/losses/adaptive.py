@@ -39,12 +39,7 @@ from hf_calib.losses.ranges import (
     NumberOfBins,
     UpperLimit,
 )
-from hf_calib.losses.statistics.definitions import (
-    IGNORE_INDEX,
-    Counts,
-    Labels,
-    Rival,
-)
+from hf_calib.losses.statistics.definitions import Counts, Labels, Rival
 from hf_calib.losses.tables import TableLoss
 
 # The limit if none is set. Far above it float32 is infinite, and infinity times 0 is NaN.
@@ -162,8 +157,8 @@ class AdaptiveLoss(TableLoss):
         low, high = self._limits()[name]
         has_any_length = name == "class_gaps" and saved.dim() == 1
         got = f"shape {tuple(saved.shape)}, {saved.dtype}"
-        fits = saved.is_floating_point()
-        fits = fits and (saved.shape == own.shape or has_any_length)
+        fits = saved.shape == own.shape or has_any_length
+        fits = fits and saved.is_floating_point()
         if fits:
             inside = (saved >= low - _ROUNDING) & (saved <= high + _ROUNDING)
             if name == "accuracies":  # That of an empty bin is NaN.
@@ -183,16 +178,12 @@ class AdaptiveLoss(TableLoss):
 
     def log_values(self) -> dict[str, float]:
         """Return the table as numbers to log: `calibration_gap_00`, ..., `edge_00`, ... and so on."""
-        found = {
-            shown: self.get_buffer(name)
-            for name, shown in LOG_NAMES.items()
-            if name in self._buffers
-        }
-        return {
-            f"{shown}_{i:02d}": v
-            for shown, each in found.items()
-            for i, v in enumerate(each.tolist())
-        }
+        found = {}
+        for name, shown in LOG_NAMES.items():
+            if name in self._buffers:
+                for i, value in enumerate(self.get_buffer(name).tolist()):
+                    found[f"{shown}_{i:02d}"] = value
+        return found
 
     def _bins(self) -> tuple[Tensor, Tensor]:
         edges, values = self._sources()
@@ -225,15 +216,11 @@ class AdaFocalLoss(AdaptiveLoss):
         self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
     ) -> dict[str, Tensor]:
         switch = self._values.get("switch", 0.0)
-        rate = self._values["update_rate"] * torch.where(self.gammas > 0, 1.0, -1.0)
-        grown = self.gammas * torch.exp(rate * gaps)
         # With a gamma near 0 the loss is cross entropy, and the bin switches to the other loss. At exactly 0 the
         # paper's Algorithm 1 takes the focal branch and switches; the paper's code would remain focal.
-        crossed = (
-            torch.full_like(grown, switch)
-            .copysign(-self.gammas)
-            .where(self.gammas != 0, -switch)
-        )
+        sign = torch.ones_like(gaps).where(self.gammas >= 0, -1)
+        grown = self.gammas * torch.exp(self._values["update_rate"] * sign * gaps)
+        crossed = -switch * sign
         gammas = torch.where(grown.abs() < switch, crossed, grown)
         return {"gammas": gammas.clamp(*self._limits()["gammas"])}
 
@@ -253,11 +240,8 @@ class CalFocalLoss(AdaFocalLoss):
     def _fitted(
         self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
     ) -> dict[str, Tensor]:
-        return {
-            "gammas": (self._values["update_rate"] * gaps)
-            .exp()
-            .clamp(max=LARGEST_GAMMA)
-        }
+        gammas = torch.exp(self._values["update_rate"] * gaps)
+        return {"gammas": gammas.clamp(max=LARGEST_GAMMA)}
 
 
 class GapTableLoss(AdaptiveLoss):
@@ -276,34 +260,20 @@ class GapTableLoss(AdaptiveLoss):
     def _fitted(
         self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
     ) -> dict[str, Tensor]:
-        complete = all(value is not None for value in given.values())
         got = ", ".join(f"{name}={value}" for name, value in given.items())
-        check(
-            complete,
-            f"class_gaps and progress to be given to {self.name}",
-            got,
-            "pass both",
-        )
+        requirement = f"class_gaps and progress to be given to {self.name}"
+        is_given = all(value is not None for value in given.values())
+        check(is_given, requirement, got, "pass both")
         fitted = {name: _on_cpu(value) for name, value in given.items()}
-        within = bool(0 <= fitted["progress"] <= 1)
-        check(
-            within,
-            "progress to be in [0, 1]",
-            given["progress"],
-            "pass epochs done / epochs in all",
-        )
+        progress = fitted["progress"]
+        requirement = "progress to be in [0, 1]"
+        way_out = "pass epochs done / epochs in all"
+        check(bool(0 <= progress <= 1), requirement, given["progress"], way_out)
         of_class = fitted["class_gaps"]
-        fits = (
-            of_class.dim() == 1
-            and len(of_class) > 0
-            and bool(of_class.isfinite().all())
-        )
-        check(
-            fits,
-            "class_gaps to be (C,) finite numbers",
-            of_class.tolist(),
-            "pass one per class",
-        )
+        fits = of_class.dim() == 1 and len(of_class) > 0
+        fits = fits and bool(of_class.isfinite().all())
+        requirement = "class_gaps to be (C,) finite numbers"
+        check(fits, requirement, of_class.tolist(), "pass one per class")
         edges = torch.linspace(0, 1, len(gaps) + 1, dtype=torch.float64)
         edges[0] = -1  # a confidence of 0 is in the first bin
         return {"bin_gaps": _in_bins(edges, *predictions)["gaps"], **fitted}
@@ -328,21 +298,20 @@ class GapTableLoss(AdaptiveLoss):
     def arguments(self, ce: Tensor) -> dict[str, Any]:
         return {"table": self, **self._values}
 
-    def weight(self, p: Tensor, labels: Tensor) -> Tensor:
-        """The weights (N,) of the examples of one batch with these labels (N,) and their probabilities p (N,)."""
+    def weight(self, p: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+        """The weights (N,) of the examples of one batch with probabilities p of their labels (N,)."""
         if len(self.class_gaps) == 0:
             return torch.ones_like(p)
-        valid = labels != IGNORE_INDEX
         n_bins = len(self.bin_gaps)
         last = n_bins - 1
         bin_index = (p * n_bins).long().clamp(max=last)
         bin_gap = self._like("bin_gaps", p)[bin_index] * (p < 1)
         # Ignored rows have p = 1 and come last.
         rank = p.argsort(stable=True).argsort()
-        size = valid.sum() // n_bins
+        size = counts.sum().long() // n_bins
         mass_index = torch.where(size > 0, rank // size.clamp_min(1), last)
         mass_gap = self._like("gaps", p)[mass_index.clamp(max=last)]
-        class_gap = self._like("class_gaps", p)[labels.where(valid, 0)]
+        class_gap = self._like("class_gaps", p)[labels]
         progress = self._like("progress", p)
         gaps = bin_gap.abs() + mass_gap.abs() + 2 * class_gap.abs()
         return 1 - progress + progress * gaps / 3
@@ -387,11 +356,8 @@ def _on_cpu(values: Any) -> Tensor:
 
 
 def _check_predictions(confidences: Tensor, correct: Tensor) -> None:
-    fits = (
-        confidences.dim() == 1
-        and confidences.shape == correct.shape
-        and len(confidences) > 0
-    )
+    fits = confidences.dim() == 1 and len(confidences) > 0
+    fits = fits and confidences.shape == correct.shape
     got = f"{tuple(confidences.shape)} and {tuple(correct.shape)}"
     requirement = "confidences and correct to be two (N,) vectors, N >= 1"
     check(fits, requirement, got, "pass one entry per held-out example")
@@ -519,10 +485,10 @@ def ada_dual_focal(
         [9.89..., 20.0]
     """
     log_p = -ce
-    rest = -expm1(log_p)
+    base = q - expm1(log_p)  # 1 - p + q
     # The margin p - q selects the bin.
-    gamma = look_up(table, 1 - (rest + q))
-    return dual_focal_term(ce, log_p, rest, q, gamma)
+    gamma = look_up(table, 1 - base)
+    return dual_focal_term(ce, log_p, base, gamma)
 
 
 @loss(source="Ghosh et al. 2022 (AdaFocal), Eq. 3 and Eq. 2", module=CalFocalLoss)
@@ -567,6 +533,7 @@ def calfocal(
 @loss(
     source="Lin et al. 2025 (BSCE-GRA), 5",
     reads=lambda n_bins: [Labels(), Counts()],
+    few_operations=True,
     needs_all_rows=True,
     module=GapTableLoss,
 )
@@ -598,7 +565,6 @@ def ece_ce(
         >>> loss(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.2117)
     """
-    known = labels.where(counts > 0, IGNORE_INDEX)
-    weight = table.weight(torch.exp(-ce.detach()), known)
+    weight = table.weight(torch.exp(-ce.detach()), labels, counts)
     # 0 times an infinite cross entropy would be NaN.
     return weight * ce.masked_fill(weight == 0, 0), weight, 0.0, 0.0

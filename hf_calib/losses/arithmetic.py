@@ -66,6 +66,8 @@ def two_powers(base: Tensor, exponent: Numbers) -> tuple[Tensor, Tensor]:
     """base ** exponent as `power_of`, and base ** (exponent - 1), which is finite and is not differentiated."""
     if isinstance(exponent, Tensor) or exponent < 1:
         base = base.clamp_min(tiny(base))
+        power = base.pow(exponent)
+        return power, power / base
     return base.pow(exponent), base.pow(exponent - 1)
 
 

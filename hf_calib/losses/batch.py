@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """Cross entropy with a penalty that couples the batch: MMCE, soft-binned ECE, kernel-density ECE, MDCA, AvUC.
 
 A formula gets the numbers of all rows of the micro-batch, or with the trainer's `gather_batch=True` of those of all
@@ -43,15 +44,15 @@ _FEW_PAIRS = 2**20  # Up to this many, the kernel of all pairs is stored.
     rows=cross_entropy_of_rows,
 )
 def mmce(
-    ce: Tensor,
-    confidence: Tensor,
-    correct: Tensor,
-    counts: Tensor,
+    ce,
+    confidence,
+    correct,
+    counts,
     *,
     mmce_weight: NonNegative = 0.5,
     variant: Literal["weighted", "plain"] = "weighted",
     authors_code: bool = False,
-) -> Terms:
+):
     r"""MMCE: cross entropy plus the maximum mean calibration error of the batch.
 
     The calibration error uses a kernel on the confidences instead of bins. It needs O(N log N) time and O(N) memory;
@@ -154,18 +155,18 @@ def _of_soft_bins(variant: str, **values: Any) -> list[Statistic]:
     by_autograd=True,
 )
 def soft_ece(
-    ce: Tensor,
-    confidence: Tensor,
-    correct: Tensor,
-    counts: Tensor,
-    log_probs: Any = None,
+    ce,
+    confidence,
+    correct,
+    counts,
+    log_probs=None,
     *,
     ece_weight: NonNegative = 1.0,
     n_bins: NumberOfBins = 15,
     variant: Literal["sb_ece", "dece"] = "sb_ece",
     bin_temperature: Positive = 0.01,
     rank_sharpness: Positive = 100.0,
-) -> Tensor:
+):
     r"""Soft-binned ECE: cross entropy plus an expected calibration error of the batch with soft bins.
 
     The penalty is the metric in differentiable form; `mmce` and `kde_ece` need no bins.
@@ -224,17 +225,17 @@ def _of_points(kind: str, **values: Any) -> list[Statistic]:
     by_autograd=True,
 )
 def kde_ece(
-    ce: Tensor,
-    confidence: Tensor,
-    correct: Tensor,
-    counts: Tensor,
-    labels: Any = None,
-    log_probs: Any = None,
+    ce,
+    confidence,
+    correct,
+    counts,
+    labels=None,
+    log_probs=None,
     *,
     kde_weight: NonNegative = 0.5,
     bandwidth: Positive = 0.1,
     kind: Literal["top_label", "canonical"] = "top_label",
-) -> Tensor:
+):
     r"""KDE-XE: cross entropy plus a kernel-density estimate of the calibration error of the batch.
 
     The accuracy at each confidence r (c = 1 if the predicted class is correct) is estimated from the other examples,
@@ -312,17 +313,16 @@ def _focal_of_rows(ce: Tensor, *, gamma: float, **values: Any) -> Terms:
     source="Hebbalaguppe et al. 2022 (MDCA), Eq. 4, 5",
     reads=lambda **_: [Counts(), Labels(), LogProbs()],
     rows=_focal_of_rows,
-    by_autograd=True,
 )
 def mdca(
-    ce: Tensor,
-    counts: Tensor,
-    labels: Tensor,
-    log_probs: Tensor,
+    ce,
+    counts,
+    labels,
+    log_probs,
     *,
     mdca_weight: NonNegative = 1.0,
     gamma: NonNegative = 0.0,
-) -> Tensor:
+):
     r"""MDCA: cross entropy or focal loss plus the gap between mean probabilities and class frequencies of the batch.
 
     The penalty covers every class; that of `mmce` covers the predicted class only. It is of little use in batches with
@@ -339,10 +339,14 @@ def mdca(
         >>> mdca()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(1.1452)
     """
-    one_hot = F.one_hot(labels, log_probs.shape[1])
-    apart = (log_probs.exp() - one_hot) * counts[:, None]
-    frequency_gaps = apart.sum(0) / counts.sum().clamp_min(1)
-    return mdca_weight * frequency_gaps.abs().mean()
+    probs = log_probs.exp()
+    size = counts.sum().clamp_min(1)
+    frequencies = counts.new_zeros(probs.shape[1]).scatter_add(0, labels, counts)
+    gaps = (counts @ probs - frequencies) / size
+    scale = mdca_weight / len(gaps)
+    # dp/dlog p = p
+    slope = (probs * (scale * gaps.sign() / size)).mul_(counts[:, None])
+    return scale * gaps.abs().sum(), 0.0, 0.0, 0.0, slope
 
 
 @loss(
@@ -352,14 +356,14 @@ def mdca(
     by_autograd=True,
 )
 def avuc(
-    ce: Tensor,
-    confidence: Tensor,
-    correct: Tensor,
-    counts: Tensor,
-    entropy: Tensor,
+    ce,
+    confidence,
+    correct,
+    counts,
+    entropy,
     *,
     avuc_weight: NonNegative = 1.0,
-) -> Tensor:
+):
     r"""AvUC: cross entropy plus a penalty on uncertain correct predictions and on certain wrong predictions.
 
     It makes the entropy separate correct from wrong predictions, which helps abstention more than calibration.
@@ -384,11 +388,12 @@ def avuc(
     means = (kinds * fixed).sum(1) / size.clamp_min(1)
     # If all rows are of one kind, it is their mean.
     threshold = means.sum() / (size > 0).sum().clamp_min(1)
-    certain = (fixed <= threshold).to(entropy)
+    is_certain = fixed <= threshold
     unsure = entropy.tanh()
-    accurate, inaccurate = kinds * torch.stack([confidence, 1 - confidence])
-    good = accurate * certain * (1 - unsure) + inaccurate * (1 - certain) * unsure
-    bad = accurate * (1 - certain) * unsure + inaccurate * certain * (1 - unsure)
+    weight = torch.where(is_certain, 1 - unsure, unsure)
+    accurate, inaccurate = kinds * torch.stack([confidence, 1 - confidence]) * weight
+    good = torch.where(is_certain, accurate, inaccurate)
+    bad = torch.where(is_certain, inaccurate, accurate)
     ratio = bad.sum() / good.sum().clamp_min(_EPSILON)
     return avuc_weight * torch.log1p(ratio)
 

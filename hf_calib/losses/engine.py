@@ -42,7 +42,7 @@ class Reduction:
     """What the rows of a call add to its value: the sum of shares * values of rows, plus scale * penalty of the batch.
 
     Shares (N,) contain the class weights and the divisor, and are 0 for ignored rows. Without `summed` each row has a
-    value of its own.
+    value of its own. `counts` (N,) is False for ignored rows; it is None if there are known to be none.
     """
 
     loss: CalibrationLoss
@@ -50,6 +50,7 @@ class Reduction:
     scale: Tensor | None
     summed: bool
     class_weights: Tensor | None
+    counts: Tensor | None = None
 
     def value(self, numbers: Sequence[Any]) -> Tensor:
         """The value for the numbers of the rows, which autograd can differentiate."""
@@ -93,8 +94,7 @@ def scaled(slope: Tensor | float, factor: Tensor) -> Tensor | None:
     """A formula's derivative times a factor for each row; None if it is 0 for all rows."""
     if isinstance(slope, Tensor):
         # The slope by a matrix is a matrix.
-        is_wider = slope.dim() > factor.dim() > 0
-        return slope * (factor[:, None] if is_wider else factor)
+        return slope * (factor[..., None] if slope.dim() == 2 else factor)
     if slope == 1:
         return factor
     return None if slope == 0 else factor * slope
@@ -104,9 +104,14 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
     """The loss of logits (N, C) with labels (N,)."""
     if is_traced():
         return plain(logits, labels, reduction)
-    has_kernels = fused.takes(logits, reduction.loss.reads, reduction.class_weights)
-    is_small = len(logits) <= rows_per_block(logits)
-    if is_small and not has_kernels:
+    loss = reduction.loss
+    has_kernels = fused.takes(logits, loss.reads, reduction.class_weights)
+    if is_one_block(logits) and not has_kernels:
+        # Autograd would have to differentiate the replacement of ignored rows, too.
+        has_few_operations = loss.few_operations and reduction.counts is None
+        # For a formula by autograd, a graph within the graph would take longer.
+        if loss.by_autograd or has_few_operations:
+            return plain(logits, labels, reduction)
         # Autograd casts the gradient back.
         logits = logits.to(wide(logits))
     value: Tensor = _Loss.apply(logits, labels, reduction, has_kernels)
@@ -114,16 +119,32 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
 
 
 def rows_per_block(logits: Tensor) -> int:
-    on_cpu = logits.device.type == "cpu"
-    elements = CPU_BLOCK_ELEMENTS if on_cpu else DEVICE_BLOCK_ELEMENTS
+    elements = CPU_BLOCK_ELEMENTS if logits.is_cpu else DEVICE_BLOCK_ELEMENTS
     return max(1, elements // logits.shape[1])
+
+
+def is_one_block(logits: Tensor) -> bool:
+    return logits.shape[0] <= rows_per_block(logits)
 
 
 def plain(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
     """The loss by operations that autograd differentiates."""
-    reads = reduction.loss.reads
-    block = Block(logits.to(wide(logits)), labels, reads, reduction.class_weights)
+    block = small_block(logits.to(wide(logits)), labels, reduction)
     return reduction.value(block.numbers)
+
+
+def small_block(z: Tensor, labels: Tensor, reduction: Reduction) -> Block:
+    """The rows as one block, with logits of 0 if they are ignored, which may be NaN; their shares are 0."""
+    counts = reduction.counts
+    if counts is not None:
+        z = torch.where(counts[:, None], z, reduction.shares[:, None])
+    return Block(
+        z,
+        labels,
+        reduction.loss.reads,
+        reduction.class_weights,
+        all_count=counts is None,
+    )
 
 
 class _Loss(torch.autograd.Function):
@@ -138,39 +159,43 @@ class _Loss(torch.autograd.Function):
         ctx.gradient = None
         ctx.block = None
         has_gradient = ctx.needs_input_grad[0]
-        reads = reduction.loss.reads
         ctx.kernels = kernels
         if kernels:
             return _by_kernels(ctx, logits, labels, reduction)
-        if len(logits) <= rows_per_block(logits):
-            block = Block(logits, labels, reads, reduction.class_weights)
+        # 16 bits would be too coarse for a gradient that is not scaled yet.
+        can_be_now = logits.dtype == wide(logits)
+        if is_one_block(logits):
+            block: Any = small_block(logits, labels, reduction)
         else:
-            # 16 bits would be too coarse for a gradient that is not scaled yet.
-            if has_gradient and logits.dtype == wide(logits):
-                ctx.gradient = empty_gradient(logits)
-            return in_blocks(logits, labels, reduction, ctx.gradient)
+            target = None
+            if has_gradient and can_be_now:
+                target = empty_gradient(logits)
+            blocks = RowBlocks(logits, labels, reduction, target)
+            if is_block_by_block(reduction.loss, target):
+                ctx.gradient = target
+                return blocks.block_by_block()
+            block = blocks.read()
         if not has_gradient:
             return reduction.value(block.numbers)
         value, slopes = reduction.value_and_slopes(block.numbers)
-        ctx.gradient = block.gradient(slopes)
+        if can_be_now:
+            ctx.gradient = block.gradient(slopes)
+        else:
+            ctx.block = block
+            ctx.slopes = slopes
         return value
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        reduction = ctx.reduction
         gradient = ctx.gradient
-        if ctx.block is not None and not torch.is_grad_enabled():
-            gradient = ctx.block.gradient(ctx.slopes, slope)
-        elif gradient is None or torch.is_grad_enabled():
-            with torch.autocast(slope.device.type, enabled=False):
-                gradient = _made_again(ctx, slope)
-        else:
-            # It is scaled in place. A second backward pass makes it again.
-            ctx.gradient = None
-            if not reduction.summed:
-                gradient.mul_(slope[:, None])
-            elif not is_one(slope):
-                gradient.mul_(slope)
+        if gradient is None or torch.is_grad_enabled():
+            return _made_later(ctx, slope), None, None, None
+        # It is scaled in place. A second backward pass makes it again.
+        ctx.gradient = None
+        if not ctx.reduction.summed:
+            gradient.mul_(slope[:, None])
+        elif not is_one(slope):
+            gradient.mul_(slope)
         return gradient, None, None, None
 
 
@@ -190,7 +215,7 @@ def _by_kernels(
     # 16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large matrix takes longer
     # than to read the logits again, as longer rows are.
     is_short = logits.shape[1] <= fused.LONGEST_BLOCK
-    is_small = len(logits) <= rows_per_block(logits)
+    is_small = is_one_block(logits)
     if has_gradient and is_short and is_small and logits.dtype == torch.float32:
         ctx.gradient = empty_gradient(logits)
     elif has_gradient:
@@ -201,6 +226,21 @@ def _by_kernels(
     if ctx.block is not None:
         ctx.slopes = block.slopes
     return values.sum() if reduction.summed else values
+
+
+def _made_later(ctx: Any, slope: Tensor) -> Tensor:
+    """The gradient of a value whose forward pass has made none, or whose gradient will be differentiated."""
+    if ctx.block is not None and not torch.is_grad_enabled():
+        # This raises an error if logits or labels have been changed in place.
+        _ = ctx.saved_tensors
+        if ctx.kernels:
+            found: Tensor = ctx.block.gradient(ctx.slopes, slope)
+            return found
+        slopes = [None if own is None else own * slope for own in ctx.slopes]
+        gradient: Tensor = ctx.block.gradient(slopes)
+        return gradient
+    with torch.autocast(slope.device.type, enabled=False):
+        return _made_again(ctx, slope)
 
 
 def _made_again(ctx: Any, slope: Tensor) -> Tensor:
@@ -217,101 +257,155 @@ def _made_again(ctx: Any, slope: Tensor) -> Tensor:
         gradient = empty_gradient(logits)
         kernels.values(reduction.loss, reduction.shares, gradient, keeps=False)
         return gradient
-    if len(logits) <= rows_per_block(logits):
-        block = Block(logits, labels, reduction.loss.reads, reduction.class_weights)
-        _, slopes = reduction.value_and_slopes(block.numbers)
-        return block.gradient(slopes)
-    gradient = empty_gradient(logits)
-    in_blocks(logits, labels, reduction, gradient)
-    return gradient
+    if is_one_block(logits):
+        block: Any = small_block(logits, labels, reduction)
+    else:
+        gradient = empty_gradient(logits)
+        blocks = RowBlocks(logits, labels, reduction, gradient)
+        if is_block_by_block(reduction.loss, gradient):
+            blocks.block_by_block()
+            return gradient
+        block = blocks.read()
+    _, slopes = reduction.value_and_slopes(block.numbers)
+    return block.gradient(slopes)
 
 
 def is_one(slope: Tensor) -> bool:
     """Whether a slope is known to be 1. A look at it costs less than a pass over the gradient, except on a device."""
-    return slope.device.type == "cpu" and slope.item() == 1
+    return slope.is_cpu and slope.item() == 1
+
+
+def all_count(weights: Tensor) -> bool:
+    """Whether rows of these weights are known to be all counted; a device is not waited for."""
+    return weights.is_cpu and not is_traced() and bool(weights.all())
 
 
 def empty_gradient(logits: Tensor) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def in_blocks(
-    logits: Tensor, labels: Tensor, reduction: Reduction, gradient: Tensor | None
-) -> Tensor:
-    """The value of a large matrix, whose gradient is written to `gradient` if it is given, with no other memory."""
-    size = rows_per_block(logits)
-    parts = [slice(i, i + size) for i in range(0, len(logits), size)]
-    loss = reduction.loss
-    keeps_matrix = any(statistic.keeps_matrix for statistic in loss.reads)
-    # One formula for all rows takes fewer operations than one for each block, but their blocks have to wait for it.
-    if loss.needs_all_rows or not keeps_matrix:
-        return _of_all_rows(
-            logits, labels, reduction, gradient, parts, not keeps_matrix
+class RowBlocks:
+    """A large matrix in blocks of rows, with the interface of `Block` and one formula for the numbers of all rows.
+
+    That takes fewer operations than a formula for each block. The probabilities of a block wait in `target`, which
+    becomes the gradient; in 16 bits, and next to statistics that are matrices, they are computed again.
+    """
+
+    numbers: list[Any]
+
+    def __init__(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        reduction: Reduction,
+        target: Tensor | None,
+    ) -> None:
+        self._logits = logits
+        self._labels = labels
+        self._reduction = reduction
+        self._target = target
+        self._can_wait = target is not None and target.dtype == wide(logits)
+        self._read: list[CacheBlock | None] = []
+        size = rows_per_block(logits)
+        starts = range(0, len(logits), size)
+        self._parts = [slice(start, start + size) for start in starts]
+
+    def read(self) -> RowBlocks:
+        """Find the numbers of all rows."""
+        has_matrix = _has_matrix(self._reduction.loss)
+        found = []
+        for rows in self._parts:
+            block = self._block(rows)
+            found.append(block.numbers)
+            self._read.append(None if has_matrix else block)
+            if not self._can_wait:
+                block.forget()
+            del block
+        self.numbers = [_joined(own) for own in zip(*found, strict=True)]
+        return self
+
+    def gradient(self, slopes: Slopes) -> Tensor:
+        whole = self._target
+        if whole is None:
+            whole = empty_gradient(self._logits)
+        for rows, block in zip(self._parts, self._read, strict=True):
+            if block is None:
+                block = self._block(rows)
+            elif not self._can_wait:
+                block.read(self._wide_logits(rows), None)
+            own = [None if slope is None else slope[rows] for slope in slopes]
+            _write(whole[rows], block.gradient(own))
+            block.forget()
+        return whole
+
+    def block_by_block(self) -> Tensor:
+        """The value, with a formula for each block, whose gradient is written to `target` if it is given."""
+        values = []
+        for rows in self._parts:
+            block = self._block(rows)
+            own = self._reduction.of_rows(rows)
+            if self._target is None:
+                values.append(own.value(block.numbers))
+            else:
+                value, slopes = own.value_and_slopes(block.numbers)
+                values.append(value)
+                _write(self._target[rows], block.gradient(slopes))
+            # Otherwise two blocks would be in memory.
+            del block
+        is_scalar = self._reduction.summed
+        return torch.stack(values).sum() if is_scalar else torch.cat(values)
+
+    def _block(self, rows: slice) -> CacheBlock:
+        reduction = self._reduction
+        place = None
+        if self._target is not None and self._can_wait:
+            place = self._target[rows]
+        return CacheBlock(
+            self._wide_logits(rows),
+            self._labels[rows],
+            reduction.loss.reads,
+            reduction.class_weights,
+            place,
+            all_count=reduction.counts is None,
         )
-    values = []
-    for rows in parts:
-        block = _cache_block(logits, labels, reduction, gradient, rows)
-        own = reduction.of_rows(rows)
-        if gradient is None:
-            values.append(own.value(block.numbers))
-        else:
-            value, slopes = own.value_and_slopes(block.numbers)
-            values.append(value)
-            _write(gradient[rows], block.gradient(slopes))
-        # Otherwise two blocks would be in memory.
-        del block
-    return torch.stack(values).sum() if reduction.summed else torch.cat(values)
+
+    def _wide_logits(self, rows: slice) -> Tensor:
+        z = self._logits[rows].to(wide(self._logits))
+        counts = self._reduction.counts
+        if counts is None:
+            return z
+        return counted_logits(z, counts[rows], self._reduction.shares[rows])
 
 
-def _of_all_rows(
-    logits: Tensor,
-    labels: Tensor,
-    reduction: Reduction,
-    gradient: Tensor | None,
-    parts: list[slice],
-    can_wait: bool,
-) -> Tensor:
-    """The same with one formula for the numbers of all rows."""
-    # The probabilities of a block wait in the gradient; in 16 bits, and with other matrices, they are computed twice.
-    keeps = can_wait and gradient is not None and gradient.dtype == wide(logits)
-    kept = []
-    found = []
-    for rows in parts:
-        block = _cache_block(logits, labels, reduction, gradient, rows)
-        found.append(block.numbers)
-        kept.append(block if keeps else None)
-        del block
-    numbers = [_joined(own) for own in zip(*found, strict=True)]
-    del found
-    if gradient is None:
-        return reduction.value(numbers)
-    value, slopes = reduction.value_and_slopes(numbers)
-    for rows, waiting in zip(parts, kept, strict=True):
-        block = waiting or _cache_block(logits, labels, reduction, gradient, rows)
-        own = [None if slope is None else slope[rows] for slope in slopes]
-        _write(gradient[rows], block.gradient(own))
-        del block
-    return value
+def is_block_by_block(loss: CalibrationLoss, target: Tensor | None) -> bool:
+    """Whether the formula is computed for each block, and a gradient with it.
+
+    It is for numbers that are matrices, and for logits that are read again while they are in the cache.
+    """
+    if loss.needs_all_rows:
+        return False
+    reads_logits = any(statistic.reads_logits for statistic in loss.reads)
+    return _has_matrix(loss) or (reads_logits and target is not None)
+
+
+def _has_matrix(loss: CalibrationLoss) -> bool:
+    return any(statistic.is_matrix for statistic in loss.reads)
+
+
+def counted_logits(z: Tensor, counts: Tensor, shares: Tensor) -> Tensor:
+    """The logits (n, C) of a block, 0 in ignored rows, which may be NaN; their shares are 0."""
+    if not z.is_cpu:
+        return torch.where(counts[:, None], z, shares[:, None])
+    # A look at the ignored rows costs less than a copy of all.
+    ignored = counts.logical_not().nonzero().squeeze(1)
+    if z.index_select(0, ignored).amax(1).isfinite().all():
+        return z
+    return z.index_fill(0, ignored, 0)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
     """The numbers of all blocks; a constant is that of any block."""
     return torch.cat([*parts]) if isinstance(parts[0], Tensor) else parts[0]
-
-
-def _cache_block(
-    logits: Tensor,
-    labels: Tensor,
-    reduction: Reduction,
-    gradient: Tensor | None,
-    rows: slice,
-) -> CacheBlock:
-    z = logits[rows].to(wide(logits))
-    target = None
-    if gradient is not None and gradient.dtype == z.dtype:
-        target = gradient[rows]
-    reads = reduction.loss.reads
-    return CacheBlock(z, labels[rows], reads, reduction.class_weights, target)
 
 
 def _write(target: Tensor, gradient: Tensor) -> None:

@@ -22,7 +22,7 @@ from hf_calib._errors import (
     expected,
 )
 from hf_calib.losses.arithmetic import tiny
-from hf_calib.losses.engine import Reduction, is_traced, reduced
+from hf_calib.losses.engine import Reduction, all_count, is_traced, reduced
 from hf_calib.losses.ranges import (
     INFINITY,
     Hyperparameter,
@@ -90,6 +90,7 @@ class LossEntry:
     reads: Reads
     rows: Formula | None
     by_autograd: bool
+    few_operations: bool
     needs_all_rows: bool
     module: type[CalibrationLoss]
     check: Callable[..., None]
@@ -144,6 +145,7 @@ def loss(
     reads: Reads = lambda **values: (),
     rows: Formula | None = None,
     by_autograd: bool = False,
+    few_operations: bool = False,
     needs_all_rows: bool = False,
     multi_label: bool = False,
     check: Callable[..., None] = lambda **values: None,
@@ -161,6 +163,7 @@ def loss(
         rows: for a loss that couples the batch, the formula of a row, which reads the cross entropy only. The decorated
             formula is then the penalty: a scalar, followed by its derivative by each number of each row.
         by_autograd: the formula returns its value only, and autograd differentiates it.
+        few_operations: autograd differentiates the whole loss of few rows in less time than the slopes take.
         needs_all_rows: the formula couples the rows of a call, so they cannot be computed in blocks.
         multi_label: whether the loss is also defined for a sigmoid per label.
         check: is called with all hyperparameters.
@@ -201,6 +204,7 @@ def loss(
             reads=reads,
             rows=rows,
             by_autograd=by_autograd,
+            few_operations=few_operations,
             needs_all_rows=needs_all_rows or rows is not None,
             module=made,
             check=check,
@@ -307,6 +311,8 @@ class CalibrationLoss(nn.Module):
         self.reads = tuple(entry.reads(**values))
         self.couples_batch = entry.couples_batch
         self.needs_all_rows = entry.needs_all_rows
+        self.by_autograd = entry.by_autograd
+        self.few_operations = entry.few_operations
         self.reads_labels = defined.Labels() in self.reads
         # It maps (N,) and (N, C) rows of this process to those of all processes, differentiably, and to their number.
         self.gather: Callable[[list[Tensor]], tuple[list[Tensor], int]] | None = None
@@ -493,11 +499,12 @@ class CalibrationLoss(nn.Module):
         summed = reduction != "none"
         is_mean = reduction == "mean" and items is None
         if is_mean and self._counts_all(labels):
-            share = 1 / len(labels)
+            share = 1 / labels.numel()
             shares = torch.full(labels.shape, share, dtype=dtype)
             scale = torch.ones((), dtype=dtype) if self.couples_batch else None
             return Reduction(self, shares, scale, summed, None)
         weights = self.row_weights(labels)
+        counts = None if all_count(weights) else weights.bool()
         of_classes = None
         if self.class_weights is not None:
             weights = weights.to(dtype)
@@ -511,13 +518,13 @@ class CalibrationLoss(nn.Module):
                 (all_weights,), processes = self.gather([weights.to(dtype)])
                 rows = all_weights.sum() / processes
             scale = rows / divisor
-        return Reduction(self, shares, scale, summed, of_classes)
+        return Reduction(self, shares, scale, summed, of_classes, counts)
 
     def _counts_all(self, labels: Tensor) -> bool:
         """Whether all rows are known to count equally; only few labels on the CPU are looked at."""
         if self.class_weights is not None or self.gather is not None:
             return False
-        if not (0 < len(labels) <= FEW_ROWS and labels.device.type == "cpu"):
+        if not (labels.is_cpu and 0 < labels.numel() <= FEW_ROWS):
             return False
         return not is_traced() and IGNORE_INDEX not in labels.tolist()
 

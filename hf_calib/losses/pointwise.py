@@ -74,7 +74,7 @@ def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
     )
 
 
-@loss(multi_label=True)
+@loss(few_operations=True, multi_label=True)
 def cross_entropy(ce):
     r"""Cross entropy: the baseline to beat, followed by a post-hoc calibrator such as `TemperatureScaling`.
 
@@ -298,12 +298,11 @@ def rival_or_number(rival: Any, **values: Any) -> list[Statistic]:
     return [Constant(rival) if isinstance(rival, float) else Rival(rival)]
 
 
-def dual_focal_term(ce, log_p, rest, q, gamma):
-    """The value w CE with w = (1 - p + q)^γ, where rest = 1 - p, and its derivatives by CE and q.
+def dual_focal_term(ce, log_p, base, gamma):
+    """The value w CE with w = base^γ, where base = 1 - p + q, and its derivatives by CE and q.
 
-    dw/dq = γ (1 - p + q)^(γ - 1), and dw/dCE = p dw/dq.
+    dw/dq = γ base^(γ - 1), and dw/dCE = p dw/dq.
     """
-    base = rest + q
     weight, lower = two_powers(base, gamma)
     by_q = -gamma * lower * possible(log_p)
     by_ce = plus_product(weight, 1.0, by_q, exp(log_p))
@@ -336,8 +335,8 @@ def dual_focal(
         tensor(0.3126)
     """
     log_p = -ce
-    rest = -expm1(log_p)
-    return dual_focal_term(ce, log_p, rest, q, gamma)
+    base = q - expm1(log_p)  # 1 - p + q
+    return dual_focal_term(ce, log_p, base, gamma)
 
 
 @loss(source="Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3", reads=rival_or_number)

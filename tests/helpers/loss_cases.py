@@ -224,7 +224,10 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "adafocal": adafocal,
     "ada_dual_focal": ada_dual_focal,
     "calfocal": calfocal,
-    "ece_ce": lambda t: t.table.weight(t.p_y.detach(), t.column.squeeze(1)) * t.ce,
+    "ece_ce": lambda t: (
+        t.table.weight(t.p_y.detach(), t.column.squeeze(1), torch.ones_like(t.p_y))
+        * t.ce
+    ),
     "entropy_regularized": lambda t, entropy_weight=0.1: (
         t.ce + entropy_weight * (t.p * t.log_p).sum(1)
     ),

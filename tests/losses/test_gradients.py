@@ -13,6 +13,7 @@ from tests.helpers.loss_cases import (
     VARIANTS,
     WIDTHS,
     Variant,
+    every_variant,
     make_variant,
     random_batch,
     value_and_gradient,
@@ -106,3 +107,27 @@ def test_a_second_backward_gives_the_same_gradient(dtype: torch.dtype) -> None:
     (second,) = torch.autograd.grad(value, logits)
     assert torch.equal(first, kept)
     assert_close(second, first)
+
+
+@wide_when_slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_variant
+def test_ignored_rows_may_contain_anything(
+    variant: Variant, dtype: torch.dtype, width: int
+) -> None:
+    """NaN, or nothing but masked classes, on every path; padding may."""
+    loss = make_variant(variant, width)
+    logits, labels = random_batch(30, width)
+    logits = logits.to(dtype)
+    labels[4], labels[17] = -100, -100
+    wanted_value, wanted = value_and_gradient(loss, logits, labels)
+    assert not wanted[[4, 17]].any()
+    logits[4], logits[17] = torch.nan, -torch.inf
+    value, gradient = value_and_gradient(loss, logits, labels)
+    assert_close(value, wanted_value)
+    assert_close(gradient, wanted)
+    leaf = logits.requires_grad_()
+    value = loss(leaf, labels)
+    (gradient,) = torch.autograd.grad(value, leaf, create_graph=True)
+    assert gradient.isfinite().all()
+    assert not gradient[[4, 17]].any()

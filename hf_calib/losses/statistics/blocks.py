@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_calib._errors import InputValueError
+from hf_calib.losses.arithmetic import tiny
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic, wide
 
@@ -43,7 +44,10 @@ class Block:
         labels: Tensor,
         reads: Sequence[Statistic],
         class_weights: Tensor | None = None,
+        *,
+        all_count: bool = False,
     ) -> None:
+        self.all_count = all_count
         self.z = z
         self.labels = labels
         self.reads = reads
@@ -66,6 +70,29 @@ class Block:
     def log_p_of(self, index: Tensor) -> Tensor:
         """The log-probabilities of the classes with these indices (n, k)."""
         return self.log_probs.gather(1, index)
+
+    def ranked_below(self, count: int) -> tuple[Tensor, Tensor]:
+        """The log-probabilities of the classes next below the label, -inf if there are fewer, and their indices.
+
+        They have shape (n, count), or (n, C). Logits are compared, because small probabilities underflow into ties.
+        """
+        is_above = self.z >= self.z.gather(1, self.column)
+        log_probs = self.log_probs.masked_fill(is_above, -torch.inf)
+        if count == 1:
+            return log_probs.max(1, keepdim=True)
+        return log_probs.topk(min(count, log_probs.shape[1]), 1)
+
+    def other_powers(self, power: float) -> tuple[Tensor, Tensor | None]:
+        """The sum of the powers of the probabilities but the label's, (n,), and the powers with 0 for it, (n, C).
+
+        The label's probability is left out rather than subtracted, so the sum is accurate also if it is near 1.
+        """
+        others = self.probs.scatter(1, self.column, 0.0)
+        if power == 2:
+            others = others.square()
+        elif power != 1:
+            others = others.clamp_min(tiny(others)).pow(power)
+        return others.sum(1), others
 
     def log_probs_above(self, least: float) -> Tensor:
         """max(log p, least), (n, C)."""
@@ -94,7 +121,8 @@ class Block:
     @property
     def column(self) -> Tensor:
         """The labels as a column (n, 1) of indices, 0 if ignored."""
-        return self.labels.clamp_min(0)[:, None]
+        labels = self.labels if self.all_count else self.labels.clamp_min(0)
+        return labels[:, None]
 
     def gradient(self, slopes: Slopes) -> Tensor:
         """The gradient (n, C) of the sum of slope * number over numbers and rows."""
@@ -108,14 +136,15 @@ class Block:
             matrix.addcmul_(self.probs, factor)
         gradient = _log_softmax_backward(matrix, log_probs, 1, log_probs.dtype)
         for statistic, kept, slope in of_logits:
-            statistic.add_to(gradient, kept, slope)
+            statistic.add_to(self, gradient, kept, slope)
         return gradient
 
     def _factors(self, slopes: Slopes) -> Iterator[Tensor]:
         """What the statistics add as multiples of the probabilities, (n, C) each."""
-        for statistic, slope in zip(self.reads, slopes[1:], strict=True):
+        for i, statistic in enumerate(self.reads):
+            slope = slopes[i + 1]
             if slope is not None and slope.dim() == 1:
-                factor = statistic.factor(self, slope[:, None])
+                factor = statistic.factor(self, self._kept[i], slope[:, None])
                 if factor is not None:
                     yield factor
 
@@ -131,7 +160,7 @@ class Block:
             if statistic.is_of_logits:
                 of_logits.append((statistic, self._kept[i], slope))
             else:
-                statistic.add_to(matrix, self._kept[i], slope)
+                statistic.add_to(self, matrix, self._kept[i], slope)
         return of_logits
 
 
@@ -148,21 +177,57 @@ class CacheBlock(Block):
         reads: Sequence[Statistic],
         class_weights: Tensor | None = None,
         target: Tensor | None = None,
+        *,
+        all_count: bool = False,
     ) -> None:
-        self._probs: Tensor = torch.softmax(z, 1, out=target)
-        super().__init__(z, labels, reads, class_weights)
+        self.read(z, target)
+        super().__init__(z, labels, reads, class_weights, all_count=all_count)
+
+    def read(self, z: Tensor, target: Tensor | None) -> None:
+        """Compute the probabilities, which the gradient overwrites, for the first time or again."""
+        self.z = z
+        self._probs = torch.softmax(z, 1, out=target)
+
+    def forget(self) -> None:
+        """Give the memory of the logits and probabilities back until they are read again."""
+        del self.z, self._probs
 
     def _cross_entropy(self) -> Tensor:
-        is_ignored = self.labels == IGNORE_INDEX
-        self._column = self.labels.masked_fill(is_ignored, 0)[:, None]
+        labels = self.labels
+        if not self.all_count:
+            is_ignored = labels == IGNORE_INDEX
+            labels = labels.masked_fill(is_ignored, 0)
+        self._column = labels[:, None]
         self.z_max = self.z.amax(1, keepdim=True)
         self.log_p_max = self._probs.amax(1, keepdim=True).log_()
         # A label that is no class raises an error.
-        log_p = self.log_p_of(self._column).squeeze(1)
-        return log_p.neg_().masked_fill_(is_ignored, 0)
+        ce = self.log_p_of(self._column).squeeze(1).neg_()
+        return ce if self.all_count else ce.masked_fill_(is_ignored, 0)
 
     def log_p_of(self, index: Tensor) -> Tensor:
         return self.z.gather(1, index) - self.z_max + self.log_p_max
+
+    def ranked_below(self, count: int) -> tuple[Tensor, Tensor]:
+        # 1 / (z_j - z_y) is negative for the classes below the label, and lowest for the nearest of them. In a
+        # large matrix its minimum is found much faster than a maximum over a mask. (-0 - 0 is -0, whose reciprocal
+        # is -inf as if the class were below the label; -0 + (0 - 0) is 0.)
+        of_label = self.z.gather(1, self._column)
+        distance = (self.z + torch.rsub(of_label, 0)).reciprocal_()
+        if count == 1:
+            nearest, index = distance.min(1, keepdim=True)
+        else:
+            count = min(count, self.z.shape[1])
+            nearest, index = distance.topk(count, largest=False)
+        # Classes that are not below the label have reciprocals above 0.
+        return self.log_p_of(index).where(nearest.signbit(), -torch.inf), index
+
+    def other_powers(self, power: float) -> tuple[Tensor, None]:
+        # In place there is no second matrix, for which all blocks would have to wait.
+        of_label = self._probs.gather(1, self._column)
+        self._probs.scatter_(1, self._column, 0)
+        norm = torch.linalg.vector_norm(self._probs, power, dim=1)
+        self._probs.scatter_(1, self._column, of_label)
+        return norm.pow(power), None
 
     @property
     def log_probs(self) -> Tensor:  # type: ignore[override]
@@ -202,7 +267,7 @@ class CacheBlock(Block):
             of_probs = factor.add_(of_probs)
         gradient = self._probs.mul_(of_probs)
         for statistic, kept, slope in self._add_statistics(gradient, slopes):
-            statistic.add_to(gradient, kept, slope)
+            statistic.add_to(self, gradient, kept, slope)
         return gradient.scatter_add_(1, self._column, -by_ce[:, None])
 
 

@@ -44,20 +44,22 @@ def wide(logits: Tensor) -> torch.dtype:
 class Statistic:
     """A number of every row."""
 
-    # Whether it has a derivative, whether that is by the logits themselves, and whether it waits as a matrix (n, C).
+    # Whether it has a derivative, whether that is by the logits themselves, whether it reads them again, and whether
+    # the statistic is a matrix (n, C).
     has_derivative: ClassVar[bool] = True
     is_of_logits: ClassVar[bool] = False
-    keeps_matrix: ClassVar[bool] = False
+    reads_logits: ClassVar[bool] = False
+    is_matrix: ClassVar[bool] = False
 
     def value(self, block: Block) -> tuple[Any, Any]:
         """The numbers (n,), and what `add_to` and `total` need."""
         raise NotImplementedError
 
-    def add_to(self, matrix: Tensor, kept: Any, slope: Tensor) -> None:
-        """Add slope * d(value)/dl to the matrix (n, C), in place; the slope is (n, 1)."""
+    def add_to(self, block: Block, matrix: Tensor, kept: Any, slope: Tensor) -> None:
+        """Add slope * d(value)/dl to the matrix (n, C), in place, unless `factor` is given; the slope is (n, 1)."""
 
-    def factor(self, block: Block, slope: Tensor) -> Tensor | None:
-        """What is added as a multiple of p, (n, C), by a statistic that keeps nothing for `add_to`."""
+    def factor(self, block: Block, kept: Any, slope: Tensor) -> Tensor | None:
+        """By what p is multiplied in slope * d(value)/dl, (n, C), where that takes less time than `add_to`."""
         return None
 
     def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor | float:
@@ -86,30 +88,21 @@ class Rival(Statistic):
     rank: RivalRank
 
     def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        # Logits are compared, because small probabilities underflow to equal zeros. 1 / (z_j - z_y) is
-        # negative for the classes below the label, and lowest for the nearest of them. Its minimum is found
-        # much faster than a maximum over a mask. (-0 - 0 is -0, whose reciprocal is -inf as if the class
-        # were below the label; -0 + (0 - 0) is 0.)
-        z = block.z.detach()
-        of_label = z.gather(1, block.column)
-        distance = (z + torch.rsub(of_label, 0)).reciprocal_()
-        first, last = RIVALS[self.rank] or (0, z.shape[1])
+        first, last = RIVALS[self.rank] or (0, block.z.shape[1])
+        log_p, index = block.ranked_below(last)
         if last == 1:
-            nearest, index = distance.min(1, keepdim=True)
-            # The sign of 1 / -inf is negative, too, but the probability of a masked class is 0.
-            probs = block.log_p_of(index).exp() * nearest.signbit()
+            probs = log_p.exp()
             return probs.squeeze(1), (index, probs)
-        count = min(last, z.shape[1])
-        nearest, index = distance.topk(count, dim=1, largest=False)
-        skipped = min(first, count - 1)
-        exists = nearest[:, skipped:] < 0
-        share = exists / exists.sum(1, keepdim=True).clamp_min(1).to(z.dtype)
-        index = index[:, skipped:]
-        probs = block.log_p_of(index).exp() * share
-        return probs.sum(1), (index, probs)
+        # If there are fewer classes than ranks, the last one is not below the label.
+        skipped = min(first, log_p.shape[1] - 1)
+        log_p = log_p[:, skipped:]
+        exists = log_p > -torch.inf
+        share = exists / exists.sum(1, keepdim=True).clamp_min(1).to(log_p.dtype)
+        probs = log_p.exp() * share
+        return probs.sum(1), (index[:, skipped:], probs)
 
     def add_to(
-        self, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
+        self, block: Block, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
     ) -> None:
         index, probs = kept
         matrix.scatter_add_(1, index, probs * slope)
@@ -122,24 +115,24 @@ class Rival(Statistic):
 class OtherPowers(Statistic):
     """The sum of p_j^b over the classes j other than the label, with power b. Its derivative by l_j is b p_j^b."""
 
-    keeps_matrix = True
-
     power: float
 
-    def value(self, block: Block) -> tuple[Tensor, Tensor]:
-        # The label's probability is left out rather than subtracted, so the sum is accurate also if it is near 1.
-        others = block.probs.scatter(1, block.column, 0.0)
-        if self.power == 1:
-            powers = others
-        elif self.power == 2:
-            # In place there is one matrix less, but autograd would miss it.
-            powers = others.square() if others.requires_grad else others.square_()
-        else:
-            powers = others.clamp_min(tiny(others)).pow(self.power)
-        return powers.sum(1), powers
+    def value(self, block: Block) -> tuple[Tensor, Tensor | None]:
+        return block.other_powers(self.power)
 
-    def add_to(self, matrix: Tensor, kept: Tensor, slope: Tensor) -> None:
-        matrix.addcmul_(kept, slope, value=self.power)
+    def add_to(
+        self, block: Block, matrix: Tensor, kept: Tensor | None, slope: Tensor
+    ) -> None:
+        if kept is not None:
+            matrix.addcmul_(kept, slope, value=self.power)
+
+    def factor(self, block: Block, kept: Tensor | None, slope: Tensor) -> Tensor | None:
+        if kept is not None:
+            return None
+        lower = block.probs
+        if self.power != 2:
+            lower = lower.pow(self.power - 1)
+        return (lower * (self.power * slope)).scatter_(1, block.column, 0)
 
     def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
         return self.power * slope * value
@@ -149,11 +142,13 @@ class OtherPowers(Statistic):
 class Entropy(Statistic):
     """The entropy H = -sum of p_j l_j, in nats. Its derivative by l_j is -p_j l_j - p_j, the last a multiple of p."""
 
+    reads_logits = True
+
     def value(self, block: Block) -> tuple[Tensor, Tensor | float]:
         ratios, shift = block.log_ratios_above(LOG_ZERO)
         return -torch.linalg.vecdot(block.probs, ratios) - shift, shift
 
-    def factor(self, block: Block, slope: Tensor) -> Tensor:
+    def factor(self, block: Block, kept: Any, slope: Tensor) -> Tensor:
         ratios, _ = block.log_ratios_above(LOG_ZERO)
         return ratios.mul_(-slope)
 
@@ -169,29 +164,36 @@ class MeanLogProb(Statistic):
     weight in the end, as in PyTorch.
     """
 
-    keeps_matrix = True
+    reads_logits = True
 
-    def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Tensor, Any]]:
-        weights = block.unmasked()
-        count = weights.sum(1)
-        mean_weight = None
-        if block.class_weights is not None:
-            of_label = block.class_weights[block.column]
-            weights = weights * (block.class_weights / of_label)
-            mean_weight = weights.sum(1) / count
+    def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Any]]:
+        unmasked = block.unmasked()
+        count = unmasked.sum(1)
+        weights = self._weighted(unmasked, block)
         # The product of the least number with 0 is 0.
         log_probs = block.log_probs_above(torch.finfo(weights.dtype).min)
         mean = torch.linalg.vecdot(weights, log_probs) / count
-        return mean, (weights, count, mean_weight)
+        mean_weight = None
+        if block.class_weights is not None:
+            mean_weight = weights.sum(1) / count
+        return mean, (count, mean_weight)
+
+    def _weighted(self, unmasked: Tensor, block: Block) -> Tensor:
+        """v for each class, (n, C)."""
+        if block.class_weights is None:
+            return unmasked
+        of_label = block.class_weights[block.column]
+        return unmasked * (block.class_weights / of_label)
 
     def add_to(
-        self, matrix: Tensor, kept: tuple[Tensor, Tensor, Any], slope: Tensor
+        self, block: Block, matrix: Tensor, kept: tuple[Tensor, Any], slope: Tensor
     ) -> None:
-        weights, count, _ = kept
+        count, _ = kept
+        weights = self._weighted(block.unmasked(), block)
         matrix.addcmul_(weights, slope / count[:, None])
 
     def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        _, _, mean_weight = kept
+        mean_weight = kept[-1]
         return slope if mean_weight is None else slope * mean_weight
 
 
@@ -204,7 +206,7 @@ class Confidence(Statistic):
         return probs.squeeze(1), (block.predicted, probs)
 
     def add_to(
-        self, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
+        self, block: Block, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
     ) -> None:
         index, probs = kept
         matrix.scatter_add_(1, index, probs * slope)
@@ -247,12 +249,12 @@ class Labels(Statistic):
 class LogProbs(Statistic):
     """l of every class, (n, C): the one statistic that is a matrix, and so is its slope."""
 
-    keeps_matrix = True
+    is_matrix = True
 
     def value(self, block: Block) -> tuple[Tensor, None]:
         return block.log_probs, None
 
-    def add_to(self, matrix: Tensor, kept: None, slope: Tensor) -> None:
+    def add_to(self, block: Block, matrix: Tensor, kept: None, slope: Tensor) -> None:
         matrix += slope
 
     def total(self, value: Tensor, kept: None, slope: Tensor) -> Tensor:
@@ -266,29 +268,30 @@ class LogitNorm(Statistic):
     Its derivative by z_j is sign(z_j) (|z_j| / norm)^(order - 1).
     """
 
-    keeps_matrix = True
-
     is_of_logits = True
+    reads_logits = True
     order: float
 
-    def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        z = block.z.where(block.z > -torch.inf, 0)
-        magnitude = z.abs()
+    def value(self, block: Block) -> tuple[Tensor, Tensor]:
+        magnitude = _unmasked_logits(block).abs()
         if self.order == 1:
             norm = magnitude.sum(1)
-            return norm, (z, norm)
+            return norm, norm
         # Relative to the largest, so that its power does not overflow.
-        largest = magnitude.detach().amax(1, keepdim=True).clamp_min(tiny(z))
-        powers = (magnitude / largest).clamp_min(tiny(z)).pow(self.order)
-        norm = powers.sum(1).pow(1 / self.order) * largest.squeeze(1)
-        return norm, (z, norm)
+        largest = magnitude.detach().amax(1, keepdim=True).clamp_min(tiny(magnitude))
+        relative = (magnitude / largest).clamp_min(tiny(magnitude))
+        norm = relative.pow(self.order).sum(1).pow(1 / self.order) * largest.squeeze(1)
+        return norm, norm
 
-    def add_to(
-        self, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
-    ) -> None:
-        z, norm = kept
+    def add_to(self, block: Block, matrix: Tensor, norm: Tensor, slope: Tensor) -> None:
+        z = _unmasked_logits(block)
         own = z.sign()
         if self.order != 1:
             relative = z.abs() / norm[:, None].clamp_min(tiny(z))
             own *= relative.pow(self.order - 1)
         matrix.addcmul_(own, slope)
+
+
+def _unmasked_logits(block: Block) -> Tensor:
+    """The logits, 0 for a masked class."""
+    return block.z.where(block.z > -torch.inf, 0)
