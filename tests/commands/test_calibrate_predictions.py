@@ -33,7 +33,15 @@ from tests.helpers.reports import quick_reports  # noqa: F401
 
 
 class TestCalibratePredictions:
-    @pytest.mark.parametrize("method", sorted(METHODS))
+    @pytest.mark.parametrize(
+        "method",
+        [
+            method
+            if method in ("temperature", "isotonic")
+            else pytest.param(method, marks=pytest.mark.slow)
+            for method in sorted(METHODS)
+        ],
+    )
     def test_every_method(self, method: str, workplace: Path, tmp_path: Path) -> None:
         done = called_for_json(
             *(
@@ -181,7 +189,9 @@ class TestInSample:
 
 
 @pytest.mark.parametrize("sources", ["run", "run/data.npz", "run/*.npz"])
-@pytest.mark.parametrize("output", ["run", "run/calibrated", "."])
+@pytest.mark.parametrize(
+    "output", ["run", pytest.param("run/calibrated", marks=pytest.mark.slow), "."]
+)
 def test_no_calibrated_rows_beside_those_that_are_read(
     sources: str, output: str, workplace: Path, tmp_path: Path
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_masked_class_with_a_share_has_the_limit_of_the_hard_loss(
     assert gradient.isfinite().all()
 
 
+@pytest.mark.slow
 @every_able
 def test_gradients_of_first_and_second_order(variant: Variant) -> None:
     logits, _ = random_batch(3, 5)

@@ -20,6 +20,7 @@ from hf_calib.predictions import (
     read_predictions,
     save_predictions,
 )
+from tests.helpers.reports import quick_reports  # noqa: F401
 
 NAMES = ("art", "law", "NA", "sport")
 LOGITS = np.random.default_rng(0).normal(size=(6, 4)) * 3

@@ -304,6 +304,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_html_is_one_safe_file_that_can_be_heard_and_used_without_a_mouse() -> None:
     text, page = overconfident_page(), Tags()
     page.feed(text)

@@ -289,6 +289,7 @@ def test_the_slice_that_differs_is_found() -> None:
         assert each.gap.low < each.gap.value < each.gap.high
 
 
+@pytest.mark.slow
 def test_names_from_data_are_harmless_in_every_form(tmp_path: Path) -> None:
     """Of columns, slices and classes, which the verdict may quote."""
     logits, labels = sampled(300, 3, 1.0)

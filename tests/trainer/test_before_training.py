@@ -157,7 +157,13 @@ def with_names(rows: Dataset, names: list[str]) -> Dataset:
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-@pytest.mark.parametrize("as_given", [lambda rows: rows, Dataset.to_iterable_dataset])
+@pytest.mark.parametrize(
+    "as_given",
+    [
+        lambda rows: rows,
+        pytest.param(Dataset.to_iterable_dataset, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("names", [["ant", "cat"], ["CAT", "Ant"], ["ant", "2.0"]])
 def test_a_split_that_was_numbered_by_itself_is_refused(
     names: list[str], as_given: Callable[[Any], Any], is_named: bool, tmp_path: Path

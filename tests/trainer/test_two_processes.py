@@ -32,6 +32,9 @@ from tests.helpers.tiny import (
 )
 from tests.helpers.two_processes import EVALUATIONS, train_and_evaluate
 
+# Two processes start for all of them.
+pytestmark = pytest.mark.slow
+
 CALIBRATION_METRICS = tuple(LOGGED_METRICS)
 
 
