@@ -153,6 +153,7 @@ class TestCalibrateModel:
             scores[2], saved.scaler.predict_proba(scores[0]), atol=1e-6
         )
 
+    @pytest.mark.slow
     def test_a_calibrated_model_is_unfolded_and_calibrated_again(
         self, workplace: Path, tmp_path: Path
     ) -> None:

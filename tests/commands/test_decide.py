@@ -222,6 +222,7 @@ def test_a_calibrator_beside_the_model_is_used(workplace: Path, tmp_path: Path) 
     assert calibrated["folded"] is False
 
 
+@pytest.mark.slow
 def test_decisions_are_of_one_calibrator(workplace: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     data = ("--data", workplace / "data.csv", "--output", folder)

@@ -52,6 +52,7 @@ def labels_of(place: Path) -> np.ndarray:
 
 
 class TestEvaluate:
+    @pytest.mark.slow
     def test_the_report_is_on_the_models_own_logits(self, place: Path) -> None:
         words = (
             "--data",

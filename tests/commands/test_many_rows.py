@@ -100,6 +100,7 @@ class TestEvaluate:
                 metric["value"], abs=1e-7
             )
 
+    @pytest.mark.slow
     def test_the_report_without_resamples_is_that_with_them(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

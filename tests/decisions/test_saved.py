@@ -344,7 +344,10 @@ def test_a_damaged_file_is_one_error_or_still_decides(data: st.DataObject) -> No
         '{"version": 1, "rule": "abstain", "options": ' + "[" * 900 + "]" * 900 + "}",
         json.dumps(FULL["abstain"]).replace("0.8", "NaN"),
         json.dumps(FULL["abstain"])[:-1] + ', "more": [' + "{}," * 1_300_000 + "0]}",
-        json.dumps(FULL["abstain"] | {"class_names": ["ab"] * 600_000}),
+        pytest.param(
+            json.dumps(FULL["abstain"] | {"class_names": ["ab"] * 600_000}),
+            marks=pytest.mark.slow,
+        ),
         json.dumps(FULL["abstain"]).replace("600", "6" * 5_000),
         json.dumps(FULL["abstain"] | {"rule": "x" * 3_000_000}),
         "[" + "0.1," * 8_000_000 + "0]",

@@ -164,6 +164,7 @@ def test_the_probability_of_a_certain_class_is_not_subtracted() -> None:
         assert loss(logits, q).item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_tokens_items_compiled_and_under_autocast() -> None:
     logits, _ = random_batch(12, 5)
     q = shares(12)

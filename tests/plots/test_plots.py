@@ -256,6 +256,7 @@ def test_bins_of_few_rows_are_faded(weight: float) -> None:
     assert line.get_edgecolors()[:, 3].tolist() == [0.3, 1.0]
 
 
+@pytest.mark.slow
 def test_grid_places_rows_and_columns() -> None:
     rows = {
         row: {name: sampled(power=power, seed=k) for k, name in enumerate("abc")}
@@ -527,6 +528,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_matplotlib_is_loaded_when_drawing_and_pyplot_never() -> None:
     code = """
 import sys

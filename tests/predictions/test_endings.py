@@ -146,6 +146,7 @@ def test_passwords_are_not_printed(address: str, tmp_path: Path) -> None:
         assert "xxx" not in result.output
 
 
+@pytest.mark.slow
 def test_the_name_of_a_report_has_no_password(tmp_path: Path) -> None:
     files = fsspec.filesystem("memory")
     with files.open("/me:sesame@host/a.csv", "w") as file:

@@ -168,6 +168,7 @@ class TestTopLabels:
         path = self.written(tmp_path / "a.jsonl", labels[::-1], labels)
         assert read_predictions(path).predictions.labels.tolist() == [0, 0]
 
+    @pytest.mark.slow
     def test_arrays(self, tmp_path: Path) -> None:
         table = top_labels()
         confidence = table["confidence"].to_numpy()
@@ -203,6 +204,7 @@ class TestTopLabels:
             with pytest.raises(InputError, match=message):
                 read_predictions(tmp_path / "c.npz")
 
+    @pytest.mark.slow
     def test_calibrated_with_their_other_columns(self, tmp_path: Path) -> None:
         top_labels().to_csv(tmp_path / "top.csv", index=False)
         done = calibrate(tmp_path / "top.csv", tmp_path / "out")

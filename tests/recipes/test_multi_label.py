@@ -60,6 +60,7 @@ def go_emotions(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_report")
 def test_go_emotions_is_trained_reported_and_served(
     go_emotions: list[str], tmp_path: Path

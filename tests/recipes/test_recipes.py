@@ -234,6 +234,7 @@ def test_text_recipe_on_two_processes_reports_the_same_as_on_one(
     assert float(cells[8][0]) == pytest.approx(one["test_nll_calibrated"], abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_report")
 def test_text_recipe_trains_the_papers_cnn(
     text_arguments: list[str], tmp_path: Path

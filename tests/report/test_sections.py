@@ -358,6 +358,7 @@ def test_a_few_rows_do_not_make_the_others_differ(n_few: int) -> None:
         assert few.gap.high - few.gap.low > 0.3
 
 
+@pytest.mark.slow
 def test_slices_of_a_calibrated_report_are_measured_after_it() -> None:
     logits, labels = sampled(2000, 3, 3.0)
     rows = Predictions(

@@ -56,6 +56,7 @@ def test_more_rows_than_are_resampled(both: tuple) -> None:  # type: ignore[type
     assert {*ours.figures()} == {*theirs.figures()}
 
 
+@pytest.mark.slow
 def test_weights() -> None:
     """A sample that has too many of one class, weighed back, tells of the whole."""
     probs, labels = predictions(15_000, seed=4)

@@ -506,6 +506,7 @@ def updated_each_step(folder: Path, **settings: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_the_log_of_a_long_training_stays_small(tmp_path: Path) -> None:
     trainer = updated_each_step(tmp_path)
     trainer.train()

@@ -50,6 +50,7 @@ def test_label_noise_is_uniform_over_the_other_classes_and_leaves_the_test_set()
         add_label_noise(dataset, fraction=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "expected_counts"),
     [
