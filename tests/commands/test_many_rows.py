@@ -256,6 +256,7 @@ class TestCalibrate:
         result = call("calibrate", folder, "--output", tmp_path / "model")
         assert_refused(result, "output to be another folder than a model's")
 
+    @pytest.mark.slow
     def test_a_failure_leaves_an_earlier_run(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

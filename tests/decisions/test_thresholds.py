@@ -90,6 +90,7 @@ def test_a_label_that_is_always_predicted_leaves_its_share_of_delta() -> None:
     assert alone.thresholds_[0] <= both.thresholds_[1] < half.thresholds_[0]
 
 
+@pytest.mark.slow
 def test_the_promised_precision_is_broken_in_at_most_delta_of_the_draws() -> None:
     """Of all labels together; the slack is that of 200 draws at a true rate of delta."""
     probs, labels = drawn(20_000)

@@ -105,7 +105,9 @@ def test_every_golden_id_is_a_loss_or_has_a_reason() -> None:
     assert set(NOT_A_LOSS_HERE) <= set(ALL_IDS)
 
 
-@pytest.mark.parametrize("width", [None, WIDTHS[-1]])
+@pytest.mark.parametrize(
+    "width", [None, pytest.param(WIDTHS[-1], marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("golden_id", IDS)
 def test_values_and_gradients(golden_id: str, width: int | None) -> None:
     """As the logits are, and with masked classes beside them, by which they become large: of the smaller batches."""

@@ -419,6 +419,7 @@ def test_sums_at_odds_with_each_other_are_refused(sums: str, change: float) -> N
             CalibrationState.from_bytes(packed(HEADER, changed.tobytes()))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, derandomize=True, deadline=None)
 @given(
     n_classes=st.integers(1, 5),

@@ -301,6 +301,7 @@ def drawn(kind: str, n: int, c: int, rng: np.random.Generator) -> np.ndarray:
     return probs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "n", "c", "n_draws"),
     [

@@ -182,6 +182,7 @@ class TestScikitLearnsChecks:
             pytest.skip(f"this scikit-learn has no {check}")
         getattr(estimator_checks, check)(name, MAKE[name]())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ONE_LABEL_PER_ROW)
     @pytest.mark.parametrize("check", FIT_CHECKS)
     def test_of_fits(self, name: str, check: str) -> None:

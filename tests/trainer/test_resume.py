@@ -46,6 +46,8 @@ BY_EPOCHS = {"save_steps": 3, "kill": 4}
 QUICK: dict[str, dict[str, Any]] = {
     "amid the state": {**BY_STEPS, "kill": "state"},
     "every 2 steps": {"gamma_update_steps": 2, "gamma_update_samples": 16, **BY_EPOCHS},
+}
+SLOW: dict[str, dict[str, Any]] = {
     "by a schedule": {
         "gamma_update_schedule": {1: 2},
         "gradient_accumulation_steps": 2,
@@ -55,8 +57,6 @@ QUICK: dict[str, dict[str, Any]] = {
         **{**BY_STEPS, "eval_steps": 2, "kill": 5},
         **{"loss": "ece_ce", "calibration_strategy": "evaluate"},
     },
-}
-SLOW: dict[str, dict[str, Any]] = {
     "evaluated on start": {
         **BY_STEPS,
         "eval_steps": 3,

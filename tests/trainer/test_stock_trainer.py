@@ -46,6 +46,7 @@ def stock(folder: Path, **settings: Any) -> tuple[Trainer, Any]:
     return trainer, temperature
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_gammas_and_temperature_are_those_of_our_trainer(
     steps: int | None, tmp_path: Path

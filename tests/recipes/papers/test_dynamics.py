@@ -14,6 +14,8 @@ from transformers import TrainerCallback
 from hf_calib.metrics import expected_calibration_error
 from tests.helpers.tiny import assert_same, tiny_trainer, weights
 
+pytestmark = pytest.mark.slow
+
 EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "learning_rate": 1e-2}
 GAMMAS = {"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, "n_bins": 5}
 

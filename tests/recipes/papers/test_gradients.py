@@ -19,6 +19,8 @@ from scipy.special import lambertw
 from hf_calib.losses import LOSSES, CalibrationLoss, make_loss
 from hf_calib.losses.pointwise import MAX_INVERSE_GAMMA
 
+pytestmark = pytest.mark.slow
+
 P = np.linspace(0.005, 0.995, 199)
 GRID = simplex_grid(40)
 LABELS = np.zeros(len(GRID), dtype=int)

@@ -11,6 +11,8 @@ from scipy.special import softmax
 from hf_calib.losses import CalibrationLoss, make_loss
 from tests.helpers.loss_cases import VARIANTS, Variant, make_variant, variant_id
 
+pytestmark = pytest.mark.slow
+
 REFUSED = [
     "avuc",
     "dft",

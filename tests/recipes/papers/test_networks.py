@@ -30,6 +30,8 @@ from hf_calib.cards import write_card
 from hf_calib.export import fold_temperature
 from tests.helpers.places import GOLDEN
 
+pytestmark = pytest.mark.slow
+
 AUTHORS = json.loads((GOLDEN / "image_networks.json").read_text())
 TINY_IMAGENET = {"pooled_size": 2, "he_initialization": True}
 THEIRS: dict[str, tuple[PreTrainedConfig, int]] = {

@@ -12,6 +12,8 @@ from scipy.special import softmax
 
 from tests.helpers.sampled import EXACT, GOLDEN_PREDICTIONS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", GOLDEN_PREDICTIONS)
 @pytest.mark.parametrize("norm", ["l1", "l2"])
