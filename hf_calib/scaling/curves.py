@@ -161,8 +161,7 @@ class IsotonicScaling(ClassProbabilityScaling):
     r"""Map probabilities to frequencies by a rising curve (Zadrozny & Elkan 2002).
 
     It needs about a thousand rows: with few rows the ends of the curve are 0 and 1, and one error
-        there costs 20 nats
-    or more.
+    there costs 20 nats or more.
 
     $$\hat p_{ik} \propto m(p_{ik}) + 10^{-9} p_{ik}, \qquad
       m = \arg\min_{m\ \mathrm{rising}} \sum_i (m(p_{ik}) - [y_i = k])^2$$
