@@ -398,3 +398,14 @@ def test_they_compile_for_a_gpu() -> None:
     made = done.stdout.split()
     assert made.count("forward_kernel") == len(ONE_LAUNCH) + 5 + 4
     assert made.count("backward_kernel") == 10 + 2
+
+
+@pytest.mark.parametrize("name", ["focal", "mmce"])
+def test_labels_changed_before_the_backward_pass_are_an_error(name: str) -> None:
+    """The gradient is made there in 16 bits, and where a penalty couples the batch."""
+    logits, labels = batch(6, 5, torch.bfloat16)
+    labels = labels.clone()
+    value = make_loss(name)(logits.requires_grad_(), labels)
+    labels.add_(1).remainder_(5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
