@@ -311,12 +311,7 @@ class TestScores:
 
         def labels(name: str, names: list[str] | None = None) -> list[int]:
             table = pandas.DataFrame({name: [0.2, 0.9], "label": [False, True]})
-            if form == "csv":
-                table.to_csv(path, index=False)
-            elif form == "jsonl":
-                table.to_json(path, orient="records", lines=True)
-            else:
-                table.to_parquet(path)
+            write_table(table, path)
             return read_predictions(path, class_names=names).predictions.labels.tolist()
 
         for name in ("score", "prob_spam", "prob_1", "prob_True"):

@@ -542,12 +542,7 @@ def test_a_column_that_a_folder_names_too(
     table = pandas.DataFrame({"score": [0.5, 0.5], "label": 0, "day": values})
     path = tmp_path / f"day={folder}" / f"a.{form}"
     path.parent.mkdir()
-    if form == "csv":
-        table.to_csv(path, index=False)
-    elif form == "jsonl":
-        table.to_json(path, orient="records", lines=True)
-    else:
-        table.to_parquet(path)
+    write_table(table, path)
     assert len(read_predictions(tmp_path).predictions) == 2
     if is_equal:
         found = read_predictions(tmp_path, by=["day"]).predictions

@@ -78,8 +78,21 @@ class Constant(Statistic):
         return self.number, None
 
 
+class SomeProbabilities(Statistic):
+    """A sum of probabilities of some classes, each of which is its derivative by the l of its class."""
+
+    def add_to(
+        self, block: Block, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
+    ) -> None:
+        index, probs = kept
+        matrix.scatter_add_(1, index, probs * slope)
+
+    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
+        return slope * value
+
+
 @dataclass(frozen=True)
-class Rival(Statistic):
+class Rival(SomeProbabilities):
     """The probability q of the class ranked below the label, or the mean of several; 0 if there is none.
 
     dq/dl_k is the share of p_k in the mean, times p_k.
@@ -100,15 +113,6 @@ class Rival(Statistic):
         share = exists / exists.sum(1, keepdim=True).clamp_min(1).to(log_p.dtype)
         probs = log_p.exp() * share
         return probs.sum(1), (index[:, skipped:], probs)
-
-    def add_to(
-        self, block: Block, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
-    ) -> None:
-        index, probs = kept
-        matrix.scatter_add_(1, index, probs * slope)
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        return slope * value
 
 
 @dataclass(frozen=True)
@@ -198,21 +202,12 @@ class MeanLogProb(Statistic):
 
 
 @dataclass(frozen=True)
-class Confidence(Statistic):
+class Confidence(SomeProbabilities):
     """The probability of the predicted class, which is its derivative by the class's l."""
 
     def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         probs = block.log_p_of(block.predicted).exp()
         return probs.squeeze(1), (block.predicted, probs)
-
-    def add_to(
-        self, block: Block, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
-    ) -> None:
-        index, probs = kept
-        matrix.scatter_add_(1, index, probs * slope)
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        return slope * value
 
 
 @dataclass(frozen=True)
