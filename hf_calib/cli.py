@@ -16,7 +16,7 @@ from functools import partial
 from importlib import metadata
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperGroup
@@ -30,21 +30,21 @@ from hf_calib._errors import (
     visible,
 )
 from hf_calib.commands import options
-from hf_calib.models.reading import Names
+from hf_calib.models.reading import Names, without_none
 
 # What stands for a value, by the last word of an option's name or by its type.
-_VALUES = {
+_VALUES: Any = {
     "column": "NAME",
     "split": "NAME",
     "data": "DATA",
     "output": "FOLDER",
     "method": "METHOD",
-    "Path": "FILE",
-    "Names": "A,B,C",
-    "int": "N",
-    "float": "N",
-    "str": "TEXT",
-    "list[str]": "TEXT",
+    Path: "FILE",
+    Names: "A,B,C",
+    int: "N",
+    float: "N",
+    str: "TEXT",
+    list[str]: "TEXT",
 }
 _FLAG: Any = partial(Parameter, kind=Parameter.KEYWORD_ONLY, default=False)
 # Seconds before a stage is named.
@@ -126,14 +126,16 @@ def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
     if "argument" in about:
         info = typer.Argument(metavar=about["argument"], help=about["help"])
     else:
-        named = each.type.removesuffix(" | None")
-        choices = "|".join(re.findall(r"'(\w+)'", named))
-        value = _VALUES.get(each.name.rpartition("_")[2]) or _VALUES.get(named)
+        plain = without_none(hint)
+        is_choice = get_origin(plain) is Literal
+        choices = "|".join(get_args(plain)) if is_choice else None
+        last_word = each.name.rpartition("_")[2]
+        value = _VALUES.get(last_word) or _VALUES.get(plain)
         panel = None if each.name in first else "More"
         info = typer.Option(
             _typed(each),
             help=about["help"],
-            metavar=value or choices or None,
+            metavar=value or choices,
             rich_help_panel=panel,
             hidden=each.name not in kind.shown(),
         )
@@ -264,8 +266,8 @@ def _with_options(
 
 def _add(kind: type[options.Command]) -> None:
     """Make a dataclass of options the command of its name."""
-    hints = get_type_hints(kind)
-    given = [_parameter(kind, each, hints[each.name]) for each in kind.options()]
+    kinds = kind.kinds()
+    given = [_parameter(kind, each, kinds[each.name]) for each in kind.options()]
     flags = {"as_json": _JSON}
     if kind in (options.Evaluate, options.Calibrate):
         flags["show_all"] = _ALL

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
 from hf_calib._errors import check, did_you_mean, without_secrets
 from hf_calib._text import option, short_names
@@ -64,16 +65,22 @@ class Command:
     without: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            ends = _RANGES.get(each.name, (1, 2**20))
-            given = getattr(self, each.name)
-            value = option_value(each.name, str(each.type), given, ends)
-            object.__setattr__(self, each.name, value)
+        for name, kind in self.kinds().items():
+            ends = _RANGES.get(name, (1, 2**20))
+            value = option_value(name, kind, getattr(self, name), ends)
+            object.__setattr__(self, name, value)
 
     @classmethod
     def command(cls) -> str:
         """Its name on the command line."""
         return cls.__name__.lower()
+
+    @classmethod
+    @cache
+    def kinds(cls) -> dict[str, Any]:
+        """The types of its fields by their names."""
+        hints = get_type_hints(cls)
+        return {each.name: hints[each.name] for each in fields(cls)}
 
     @classmethod
     def options(cls) -> list[Field[Any]]:
