@@ -1,4 +1,6 @@
-"""The command line `hf-calib`: each command is a dataclass of options, and a thin call of the library."""
+"""The command line `hf-calib`: each command is a dataclass of options,
+and a thin call of the library.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ class _Commands(TyperGroup):
     """All commands."""
 
     def invoke(self, context: Any) -> Any:
-        """An error in the input ends with code 2 and one line on stderr; everything else is a bug, code 1."""
+        """An error in the input ends with code 2 and one line on stderr; everything else is a bug,
+        code 1.
+        """
         try:
             is_open = sys.stdout is not None
             check(is_open, "stdout to be open", "a closed one", "send it to a file")
@@ -153,7 +157,9 @@ def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
 def _telling() -> Iterator[
     tuple[Callable[[int, int | None], None], Callable[[str], None]]
 ]:
-    """Yield what moves a bar on stderr, by rows just done of all, and what names a stage of more than a second."""
+    """Yield what moves a bar on stderr, by rows just done of all,
+    and what names a stage of more than a second.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -203,7 +209,9 @@ def _warn(line: str) -> None:
 
 
 def _print(parts: Iterable[Any], *, show_all: bool) -> None:
-    """Documents, those of reports or their short ones; lines, wrapped; and lists of lines, which are to be copied."""
+    """Documents, those of reports or their short ones; lines, wrapped; and lists of lines,
+    which are to be copied.
+    """
     from rich.console import Console
 
     screen = Console()
@@ -231,7 +239,9 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
 
 
 def _entries(folder: str | None) -> set[tuple[str, int]]:
-    """The names in a folder, with their times; that of a folder changes if a file in it is replaced."""
+    """The names in a folder, with their times; that of a folder changes if a file in it is
+    replaced.
+    """
     if folder is None or not os.path.isdir(folder):
         return set()
     return {

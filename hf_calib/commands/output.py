@@ -1,4 +1,6 @@
-"""What an output folder holds of earlier commands: no result stays next to those for other probabilities."""
+"""What an output folder holds of earlier commands: no result stays next to those for other
+probabilities.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ _OTHER_WEIGHTS = [
     "*.gguf",
     "*.ot",
 ]
-# Neither the model nor what is about the calibrated one is copied. Tokenizers have files of many names.
+# Neither the model nor what is about the calibrated one is copied.
+# Tokenizers have files of many names.
 _ABOUT_IT = [
     "config.json",
     "trainer_state.json",
@@ -61,7 +62,9 @@ _LEFT_OUT = [*_OTHER_WEIGHTS, *_ABOUT_IT, ".*", "_*"]
 
 
 def run(options: Unfold, running: Running) -> Done:
-    """Write a folded model as it was before the fold, with its tokenizer or processor; folding again undoes that."""
+    """Write a folded model as it was before the fold, with its tokenizer or processor;
+    folding again undoes that.
+    """
     source = options.source
     output = options.output
     trusted = options.trust_remote_code
@@ -115,7 +118,9 @@ def run(options: Unfold, running: Running) -> Done:
 
 
 def _was_folded(saved: SavedMap, config: Any) -> bool:
-    """Whether a calibrator is that of the weights; another one was fitted to them, and is not one of the unfolded."""
+    """Whether a calibrator is that of the weights; another one was fitted to them,
+    and is not one of the unfolded.
+    """
     if method_of(saved.scaler) not in FOLDABLE_SCALERS:
         return False
     try:

@@ -1,4 +1,6 @@
-"""Binned figures: reliability of predictions, classes and labels, and histograms of correct and wrong predictions."""
+"""Binned figures: reliability of predictions, classes and labels,
+and histograms of correct and wrong predictions.
+"""
 
 from __future__ import annotations
 
@@ -62,17 +64,19 @@ def reliability_diagram(
 ) -> Figure:
     """Draw accuracy against confidence, with one panel for each name.
 
-    Use it for one model, or to compare a few, for example before and after a temperature. For several models, each
-    before and after, use `reliability_grid`.
+    Use it for one model, or to compare a few, for example before and after a temperature. For
+    several models, each before and after, use `reliability_grid`.
 
-    In each panel the black line of a bar is the accuracy of a confidence bin, and the hatched part the distance to the
-    bin's mean confidence, in one colour if the bin is over-confident and in another if it is under-confident. Bins of
-    fewer than 10 examples are faded, because their accuracies are mostly chance. Below is the
-    fraction of examples in each bin, with their number, and two lines at the mean confidence and the overall
-    accuracy. If the mean confidence is to the right, the model is over-confident on the whole.
+    In each panel the black line of a bar is the accuracy of a confidence bin, and the hatched part
+    the distance to the bin's mean confidence, in one colour if the bin is over-confident and in
+    another if it is under-confident. Bins of fewer than 10 examples are faded, because their
+    accuracies are mostly chance. Below is the fraction of examples in each bin, with their number,
+    and two lines at the mean confidence and the overall accuracy. If the mean confidence is to the
+    right, the model is over-confident on the whole.
 
     Args:
-        panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or 0.
+        panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or
+            0.
         n_bins: M, the number of equal-width bins (lower, upper].
 
     References:
@@ -91,7 +95,8 @@ def reliability_grid(
     n_bins: int = 15,
     title: str | None = None,
 ) -> Figure:
-    """Draw reliability diagrams in rows and columns, for example before and after a temperature x losses.
+    """Draw reliability diagrams in rows and columns, for example before and after a temperature x
+    losses.
 
     The panels are those of `reliability_diagram`.
 
@@ -157,7 +162,9 @@ def reliability_of_sums(
 
 
 def _n_rows(sums: BinSums, column: str, n_rows: Mapping[str, int] | None) -> int:
-    """The number of rows of a column, which the counts of its bins add up to unless they are sums of weights."""
+    """The number of rows of a column, which the counts of its bins add up to unless they are sums
+    of weights.
+    """
     if n_rows is None:
         return round(sums.counts.sum())
     return n_rows[column]
@@ -262,10 +269,12 @@ def confidence_histogram(
     n_bins: int = 20,
     title: str | None = None,
 ) -> Figure:
-    """Draw the distribution of the confidences of correct predictions (up) and of wrong predictions (down).
+    """Draw the distribution of the confidences of correct predictions (up) and of wrong predictions
+    (down).
 
-    It shows whether confidence separates correct from wrong predictions, which a reliability diagram does not show: if
-    it does, the two halves have different shapes. Each half has fractions of its own examples.
+    It shows whether confidence separates correct from wrong predictions, which a reliability
+    diagram does not show: if it does, the two halves have different shapes. Each half has fractions
+    of its own examples.
 
     Args:
         panels: name -> (confidences, correct), each (N,), as in `reliability_diagram`.
@@ -334,10 +343,11 @@ def class_reliability_grid(
 ) -> Figure:
     r"""Draw the frequency of each class against its predicted probability.
 
-    It shows errors of single classes, which cancel in a `reliability_diagram` of the predicted class. A point is a
-    bin of the class's probabilities over all N examples; its area grows with the number of examples, and its bar is
-    a 95% Wilson interval. The number is the class's term of the classwise calibration error. If there are more than
-    `max_classes` classes, those with the largest error are drawn, and the figure says so.
+    It shows errors of single classes, which cancel in a `reliability_diagram` of the predicted
+    class. A point is a bin of the class's probabilities over all N examples; its area grows with
+    the number of examples, and its bar is a 95% Wilson interval. The number is the class's term of
+    the classwise calibration error. If there are more than `max_classes` classes, those with the
+    largest error are drawn, and the figure says so.
 
     Args:
         probs: (N, C) float, rows that sum to 1.

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours are distinguishable in every kind of colour vision; hatching helps in grey.
+# Okabe and Ito's colours are distinguishable in every kind of colour vision;
+# hatching helps in grey.
 BLUE, SKY, VERMILION = "#0072B2", "#A6D8F5", "#D55E00"
 PEACH, GREY, LIGHT = "#F9C9A8", "#8C8C8C", "#BDBDBD"
 
@@ -122,7 +123,9 @@ def affordable_resamples(n_resamples: int, n_values: int) -> int:
 
 @contextmanager
 def drawing(width: float, height: float, *titles: str | None) -> Iterator[Figure]:
-    """Yield a figure of this size in inches, without pyplot; the block draws in the style of this package."""
+    """Yield a figure of this size in inches, without pyplot;
+    the block draws in the style of this package.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -140,7 +143,9 @@ def paired_panels(
     ylabels: tuple[str, str],
     title: str | None,
 ) -> Iterator[tuple[Figure, dict[tuple[str, str], NDArray[Any]]]]:
-    """Yield a figure with two axes per row and column: one with the diagonal, and one for the confidences."""
+    """Yield a figure with two axes per row and column: one with the diagonal,
+    and one for the confidences.
+    """
     n_rows = len(rows)
     n_columns = len(columns)
     with drawing(0.7 + 2.5 * n_columns, 0.6 + 3.1 * n_rows, title) as figure:
@@ -250,7 +255,8 @@ def write_above(axes: Axes, text: str, points: float, **look: Any) -> None:
 
 
 def name_lines(name: str, width: int) -> list[str]:
-    """Return lines of at most `width` characters, broken at spaces, or after underscores, slashes and hyphens.
+    """Return lines of at most `width` characters, broken at spaces, or after underscores,
+    slashes and hyphens.
 
     >>> name_lines("focal_calibration_cifar10", 24), name_lines("focal, gamma -3.59", 15)
     (['focal_calibration_', 'cifar10'], ['focal, gamma', '-3.59'])
@@ -298,7 +304,9 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 
 def write_image(figure: Figure, target: Any, **options: Any) -> None:
-    """Draw to a file or stream. Characters missing from the font become boxes, without matplotlib's warnings."""
+    """Draw to a file or stream. Characters missing from the font become boxes,
+    without matplotlib's warnings.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(target, **options)
