@@ -48,16 +48,11 @@ _VALUES: Any = {
     str: "TEXT",
     list[str]: "TEXT",
 }
+# An option or a value that is none: typer's copy of click has no public name for it.
+_UsageError: Any = typer.BadParameter.__base__
 _FLAG: Any = partial(Parameter, kind=Parameter.KEYWORD_ONLY, default=False)
 # Seconds before a stage is named.
 _PATIENCE = 1.0
-# What errors require of an option.
-_OF_OPTIONS = (
-    "to be one of",
-    "to be given with",
-    "to be other rows than",
-    "to name an existing file",
-)
 _JSON = typer.Option(
     "--json", help="Print one JSON object, and nothing else, on stdout."
 )
@@ -95,8 +90,13 @@ class _Commands(TyperGroup):
             check(is_open, "stdout to be open", "a closed one", "send it to a file")
             return super().invoke(context)
         except InputError as error:
-            print(f"hf-calib: {printable(error)}", file=sys.stderr)
-            raise typer.Exit(2) from None
+            line = printable(error)
+        except _UsageError as error:
+            asked = error.ctx.command_path if error.ctx else "hf-calib"
+            said = printable(error.format_message()).removesuffix(".")
+            line = f"{said}; see {asked} --help"
+        print(f"hf-calib: {line}", file=sys.stderr)
+        raise typer.Exit(2)
 
 
 app = typer.Typer(
@@ -259,14 +259,15 @@ def _with_options(
         if "argument" in each.metadata:
             continue
         typed = _typed(each)
-        # Names are also words, but not in the place of the argument.
-        for requirement in _OF_OPTIONS:
-            said = f"expected {each.name} {requirement}"
-            message = message.replace(said, f"expected {typed} {requirement}")
         # Files hold arrays of these names, which are no options.
-        is_array = each.name == "soft_labels" or (
-            each.name == "class_names" and not are_named
-        )
+        is_array = each.name == "soft_labels"
+        if each.name == "class_names":
+            is_array = not are_named
+        # Names are also words, but not in the place of the argument.
+        argument = rf"\bexpected {each.name} "
+        if is_array:
+            argument += "(?=to be given with|to name an existing)"
+        message = re.sub(argument, f"expected {typed} ", message)
         if "_" in each.name and not is_array:
             # Within quotes or a path it is a value.
             name = rf"(?<![\w'\"./=-]){each.name}(?![\w'\"/=(-]|\.\w)"

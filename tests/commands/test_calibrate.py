@@ -274,7 +274,7 @@ class TestCalibrateModel:
         (tmp_path / "checkpoint-8" / "trainer_state.json").write_text("{}")
         words = ("calibrate", workplace / "model", "--data", workplace / "data.csv")
         refused = call(*words, "--output", tmp_path / "checkpoint-8")
-        assert_refused(refused, "expected output to be no checkpoint of a training")
+        assert_refused(refused, "expected --output to be no checkpoint of a training")
 
     def test_a_model_that_serves_something_else_is_not_saved(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

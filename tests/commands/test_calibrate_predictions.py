@@ -203,7 +203,7 @@ def test_no_calibrated_rows_beside_those_that_are_read(
     if sources != "run" and output == "run/calibrated":
         assert found.exit_code == 0  # The folder itself was not named.
         return
-    assert_refused(found, "expected output to be")
+    assert_refused(found, "expected --output to be")
     assert call(*words, "--output", tmp_path / "run" / "_calibrated").exit_code == 0
 
 
