@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,16 +43,16 @@ _COUNTS_BAND = 0.42
 # In points; with more bins than this allows, the numbers are left out.
 _SMALLEST_LETTERS = 3.5
 _RIGHT: dict[str, Any] = {"color": style.BLUE, "edgecolor": "white"}
-_OVER: dict[str, Any] = {
+_WRONG: dict[str, Any] = {
     "color": style.PEACH,
     "edgecolor": style.VERMILION,
     "hatch": "////",
 }
-_UNDER: dict[str, Any] = {
-    "color": style.SKY,
-    "edgecolor": style.BLUE,
-    "hatch": "\\\\\\\\",
-}
+# The accuracy is filled and the gap an outline, so that both stay visible where they overlap.
+_ACCURACY: dict[str, Any] = {"color": style.MIDDLE, "edgecolor": "white"}
+_GAP: dict[str, Any] = {"fill": False, "edgecolor": style.VERMILION, "linewidth": 1.2}
+# The part of a bin's width on each side of its outline.
+_MARGIN = 0.08
 
 
 def reliability_diagram(
@@ -67,12 +66,12 @@ def reliability_diagram(
     Use it for one model, or to compare a few, for example before and after a temperature. For
     several models, each before and after, use `reliability_grid`.
 
-    In each panel the black line of a bar is the accuracy of a confidence bin, and the hatched part
-    the distance to the bin's mean confidence, in one colour if the bin is over-confident and in
-    another if it is under-confident. Bins of fewer than 10 examples are faded, because their
-    accuracies are mostly chance. Below is the fraction of examples in each bin, with their number,
-    and two lines at the mean confidence and the overall accuracy. If the mean confidence is to the
-    right, the model is over-confident on the whole.
+    In each panel a bar is the accuracy of a confidence bin, and the outline reaches from there to
+    the bin's mean confidence: an empty outline above the bar is over-confidence, one within the bar
+    under-confidence. Bins of fewer than 10 examples are faded, because their accuracies are mostly
+    chance. Below is the fraction of examples in each bin, with their number, and two lines at the
+    mean confidence and the overall accuracy. If the mean confidence is to the right, the model is
+    over-confident on the whole.
 
     Args:
         panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or
@@ -141,23 +140,14 @@ def reliability_of_sums(
     with style.paired_panels(list(rows), columns, labels, title) as (figure, axes):
         for (row, column), (upper, lower) in axes.items():
             sums = rows[row][column]
-            _draw_accuracy(upper, sums)
-            _draw_counts(lower, sums)
             n = _n_rows(sums, column, n_rows)
+            _draw_accuracy(upper, sums, n)
+            _draw_counts(lower, sums)
             upper.set_title(_summary(sums, n), fontsize=7, loc="left", pad=4)
             if column == columns[0]:
                 _name_row(upper, row)
-        style.add_legend(
-            figure,
-            figure.axes[0],
-            style.MEANS,
-            columns={1: 2, 2: 3}.get(len(columns), 6),
-        )
-        # The legend has the look of the first bin, so bins are faded after it.
-        for (row, column), (upper, _) in axes.items():
-            sums = rows[row][column]
-            shares = sums.counts / sums.counts.sum()
-            _fade(upper, shares * _n_rows(sums, column, n_rows))
+        n_in_a_row = {1: 2, 2: 4}.get(len(columns), 6)
+        style.add_legend(figure, *figure.axes, columns=n_in_a_row)
     return figure
 
 
@@ -192,38 +182,40 @@ def _name_row(axes: Axes, row: str) -> None:
     )
 
 
-def _draw_accuracy(axes: Axes, sums: BinSums) -> None:
-    """Draw a line at the accuracy, and a hatched part between accuracy and mean confidence."""
+def _draw_accuracy(axes: Axes, sums: BinSums, n_rows: int) -> None:
+    """Draw bars up to the accuracy, with outlines from there to the mean confidence."""
     shown = sums.counts > 0
     edges = uniform_edges(len(shown))
     left = edges[:-1][shown]
     width = np.diff(edges)[shown]
     confidence, accuracy = (each[shown] for each in sums.means())
-    common = np.minimum(accuracy, confidence)
-    bars = partial(axes.bar, left, width=width, align="edge", linewidth=0.4)
-    bars(common, **_RIGHT)
-    bars(confidence - common, bottom=common, label="gap: over-confident", **_OVER)
-    bars(accuracy - common, bottom=common, label="gap: under-confident", **_UNDER)
-    axes.hlines(
-        accuracy,
-        left,
-        left + width,
-        label="accuracy of the bin",
-        color="black",
-        linewidth=1.2,
-        clip_on=False,
-    )
-
-
-def _fade(axes: Axes, n_rows: FloatArray) -> None:
-    """Fade the bins of few rows (M,), whose accuracies are mostly chance."""
-    is_few = n_rows[n_rows > 0] < _FEW_ROWS
-    opacity = np.where(is_few, _FADED, 1.0)
-    for container in axes.containers:
-        for bar, alpha in zip(container, opacity.tolist(), strict=True):
-            bar.set_alpha(alpha)
-    (lines,) = axes.collections
-    lines.set_alpha(opacity.tolist())
+    margin = _MARGIN * width
+    # Of a few rows, the accuracy is mostly chance. Counts may be sums of weights.
+    is_few = n_rows * sums.counts[shown] / sums.counts.sum() < _FEW_ROWS
+    for some, opacity in ((~is_few, 1.0), (is_few, _FADED)):
+        if not some.any():
+            continue
+        of_few = opacity == _FADED
+        axes.bar(
+            left[some],
+            accuracy[some],
+            width[some],
+            align="edge",
+            linewidth=0.4,
+            alpha=opacity,
+            label="fewer than 10 rows" if of_few else "accuracy of the bin",
+            **_ACCURACY,
+        )
+        axes.bar(
+            (left + margin)[some],
+            (confidence - accuracy)[some],
+            (width - 2 * margin)[some],
+            bottom=accuracy[some],
+            align="edge",
+            alpha=opacity,
+            label=None if of_few else "gap to the mean confidence",
+            **_GAP,
+        )
 
 
 def _draw_counts(axes: Axes, sums: BinSums) -> None:
@@ -233,6 +225,7 @@ def _draw_counts(axes: Axes, sums: BinSums) -> None:
     share = sums.counts / total
     most = share.max()
     look: dict[str, Any] = {"color": style.LIGHT, "edgecolor": "white"}
+    look["label"] = "share of the rows"
     axes.bar(edges[:-1], share, np.diff(edges), align="edge", linewidth=0.4, **look)
     axes.set_ylim(0, most / (1 - _COUNTS_BAND) * 1.04)
     axes.set_yticks([0, most], ["0", f"{most:.0%}"])
@@ -296,7 +289,7 @@ def confidence_histogram(
             upwards = _shares(top.confidence[is_right], n_bins)
             downwards = -_shares(top.confidence[~is_right], n_bins)
             _draw_half(axes, upwards, _RIGHT)
-            _draw_half(axes, downwards, _OVER)
+            _draw_half(axes, downwards, _WRONG)
             right = f"right: {is_right.sum():,}"
             wrong = f"wrong: {(~is_right).sum():,}"
             look = {"transform": axes.transAxes, "fontsize": 7.5}

@@ -98,16 +98,19 @@ def smooth_reliability_diagram(
             error = smooth_error(top)
             summary = f"smECE {error:.3f}   accuracy {accuracy:.3f}   N {n_rows:,}"
             upper.set_title(summary, fontsize=7, loc="left", pad=4)
-        smoothed = {"color": style.BLUE, "linewidth": 2.4}
-        lines = {"smoothed accuracy": smoothed, **style.MEANS}
+        # The curve itself is of pieces, which have no name.
+        smoothed: Any = {"color": style.BLUE, "linewidth": 2.4}
+        first, below = next(iter(axes.values()))
+        first.plot([], [], label="smoothed accuracy", **smoothed)
         n_columns = min(len(checked) + 1, 5)
-        style.add_legend(figure, figure.axes[0], lines, columns=n_columns)
+        style.add_legend(figure, first, below, columns=n_columns)
     return figure
 
 
 def _draw_density(axes: Axes, top: TopLabel) -> None:
     found = smooth_reliability(*top, bandwidth=_DENSITY_BANDWIDTH)
-    axes.fill_between(found.grid, found.density, color=style.LIGHT, linewidth=0)
+    look: Any = {"color": style.LIGHT, "linewidth": 0, "label": "density of the rows"}
+    axes.fill_between(found.grid, found.density, **look)
     axes.set_ylim(0, found.density.max() * 1.1)
     axes.set_yticks([])
 
@@ -231,7 +234,8 @@ def corp_diagram(
             band = f"{100 * confidence_level:g}% pointwise band if calibrated"
             _draw_isotonic(upper, curve, band)
             bars = np.linspace(0, 1, _N_BARS + 1)
-            lower.hist(top.confidence, bins=bars, color=style.LIGHT)
+            look: Any = {"color": style.LIGHT, "label": "number of rows"}
+            lower.hist(top.confidence, bins=bars, **look)
             lower.set_yticks([])
             parts = decompose(top)
             summary = (
@@ -239,7 +243,7 @@ def corp_diagram(
                 f"UNC {parts.uncertainty:.4f}"
             )
             upper.set_title(summary, fontsize=7, loc="left", pad=4)
-        style.add_legend(figure, figure.axes[0], columns=2)
+        style.add_legend(figure, *next(iter(axes.values())), columns=2)
     return figure
 
 

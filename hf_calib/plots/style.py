@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # hatching helps in grey.
 BLUE, SKY, VERMILION = "#0072B2", "#A6D8F5", "#D55E00"
 PEACH, GREY, LIGHT = "#F9C9A8", "#8C8C8C", "#BDBDBD"
+MIDDLE = "#6FB1DC"
 
 _MANY = (BLUE, VERMILION, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
@@ -199,8 +200,9 @@ def draw_diagonal(axes: Axes) -> None:
 
 def draw_means(axes: Axes, accuracy: float, confidence: float, top: float = 1) -> None:
     """Draw lines at both means, up to a fraction of the height."""
-    axes.axvline(accuracy, 0, top, clip_on=False, **MEANS["overall accuracy"])
-    axes.axvline(confidence, 0, top, clip_on=False, **MEANS["mean confidence"])
+    means = {"overall accuracy": accuracy, "mean confidence": confidence}
+    for name, mean in means.items():
+        axes.axvline(mean, 0, top, clip_on=False, label=name, **MEANS[name])
 
 
 def name_sides(axes: Axes) -> None:
@@ -211,20 +213,18 @@ def name_sides(axes: Axes) -> None:
     axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **look)
 
 
-def add_legend(
-    figure: Figure,
-    axes: Axes,
-    more: Mapping[str, Mapping[str, Any]] | None = None,
-    *,
-    columns: int = 1,
-) -> None:
-    """Add a legend of an axes below the figure, with further lines given by their style."""
-    from matplotlib.lines import Line2D
-
-    handles, _ = axes.get_legend_handles_labels()
-    for name, look in (more or {}).items():
-        handles.append(Line2D([], [], label=name, **look))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+def add_legend(figure: Figure, *several: Axes, columns: int = 1) -> None:
+    """Add a legend below the figure, with each name in some axes once."""
+    named: dict[str, Any] = {}
+    for axes in several:
+        handles, names = axes.get_legend_handles_labels()
+        named |= dict(zip(names, handles, strict=True))
+    figure.legend(
+        list(named.values()),
+        list(named),
+        loc="outside lower center",
+        ncols=columns,
+    )
 
 
 def line_looks() -> Iterator[dict[str, Any]]:
