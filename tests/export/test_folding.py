@@ -392,6 +392,10 @@ def test_objects_of_the_wrong_type_are_refused() -> None:
         TypeError, match="expected model to be a transformers model, got Linear"
     ):
         fold_temperature(nn.Linear(3, 3), 1.7)
+    with pytest.raises(
+        TypeError, match=r"got OptimizedModule; .* without torch.compile"
+    ):
+        fold_temperature(torch.compile(model), 1.7)  # type: ignore[arg-type]
     with refused(
         model.bert, TypeError, "expected model to return logits, got BaseModelOutput"
     ):
