@@ -370,9 +370,9 @@ def test_a_temperature_set_by_hand_is_checked(temperature: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_model_is_refused_with_the_way_out() -> None:
-    compiled: Any = torch.compile(tiny_bert())
+    compiled: Any = torch.compile(bert())
     with pytest.raises(
-        TypeError, match="got OptimizedModule; .* without torch.compile"
+        TypeError, match=r"got OptimizedModule; .* without torch.compile"
     ):
         fold_temperature(compiled, 1.7)
 
