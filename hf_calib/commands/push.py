@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +13,10 @@ from hf_calib._errors import InputError, check, few
 from hf_calib._hub import check_destination, with_owner
 from hf_calib._records import read_json
 from hf_calib._text import counted
-from hf_calib.cards import write_card
 from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands.console import Done
+from hf_calib.commands.output import write_card_anew
 from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import DECISIONS, OUTDATED
 from hf_calib.export.folder import (
@@ -99,10 +98,7 @@ def run(options: Push, running: Running) -> Done:
                     f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is."
                 )
         if found.is_calibrated:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", UserWarning)
-                write_card(source, repo_id=with_owner(options.repo))
-            notes += [str(warning.message) for warning in caught]
+            notes += write_card_anew(source, repo_id=with_owner(options.repo))
         running.stages(f"pushing to {options.repo}")
         what = "a calibrated model" if found.is_calibrated else "a model"
         commit: Any = push_folder(
