@@ -40,8 +40,7 @@ def parse_arguments(
 
     Args:
         dataclass_types: dataclasses, for example `(DataArguments, CalibrationTrainingArguments)`.
-        argv: command line without the program's name. The default is `sys.argv[1:]`, for a script; errors in its
-            arguments then end the script with one line instead of a traceback.
+        argv: command line without the program's name, by default `sys.argv[1:]`.
 
     Returns:
         One instance per dataclass, in order.
@@ -58,8 +57,6 @@ def parse_arguments(
     (...Arguments(learning_rate=2e-05),)
     """
     types = list(dataclass_types)
-    if argv is None:
-        sys.excepthook = _say_input_errors
     of_files = _Strict(add_help=False, allow_abbrev=False)
     of_files.add_argument("--config", action="append", type=Path, default=[])
     files, rest = of_files.parse_known_args(argv)
@@ -262,12 +259,19 @@ def _several(name: str, values: list[Any], argument: Argument, path: Path) -> li
     return values
 
 
-def _say_input_errors(
+def print_input_errors(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """A context that prints input errors in one line, like the command line; bugs have a traceback."""
+    """Print an error in the input as one line, like the command line; a bug has its traceback.
+
+    A script sets it once, before it reads its arguments: `sys.excepthook = print_input_errors`.
+
+    Args:
+        kind, error, trace: those of `sys.excepthook`, which Python calls with an error that ends the script.
+    """
     if not isinstance(error, InputError):
         sys.__excepthook__(kind, error, trace)
         return
     sys.stdout.flush()
-    print(f"{Path(sys.argv[0]).name}: {printable(error)}", file=sys.stderr, flush=True)
+    script = Path(sys.argv[0]).name
+    print(f"{script}: {printable(error)}", file=sys.stderr, flush=True)
