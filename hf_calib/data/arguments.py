@@ -100,9 +100,9 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         check_integer("split_seed", self.split_seed, 0, "the default is 0")
-        rows_or_share("calibration_size", self.calibration_size)
+        self.calibration_size = rows_or_share("calibration_size", self.calibration_size)
         if self.test_size is not None:
-            rows_or_share("test_size", self.test_size)
+            self.test_size = rows_or_share("test_size", self.test_size)
         for name, value in vars(self).items():
             if name.startswith("max_") and value is not None:
                 check_integer(name, value, 1, "leave it out for all")
@@ -188,8 +188,7 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
         for name, split in dataset.items():
             dataset[name] = _checked_images(split, name)
     if test_size is not None:
-        size = rows_or_share("test_size", test_size)
-        dataset = draw_test(dataset, size=size, seed=args.split_seed)
+        dataset = draw_test(dataset, size=test_size, seed=args.split_seed)
     return held_out(dataset, args)
 
 
@@ -213,7 +212,7 @@ def held_out(
     """Return the splits with one for calibration, each with at most the given number of rows."""
     dataset = split_calibration(
         dataset,
-        size=rows_or_share("calibration_size", args.calibration_size),
+        size=args.calibration_size,
         seed=args.split_seed,
         stratify=stratify,
         source=args.calibration_from,

@@ -129,7 +129,9 @@ class LabelLayout:
             return _columns_of_ones(name, split, self.columns)
         rows = self._lists(name, split)
         kind = _kind_of_labels(split, self.column)
-        as_texts = partial(_texts_of, kind=kind, argument=f"the labels of split {name!r}")
+        as_texts = partial(
+            _texts_of, kind=kind, argument=f"the labels of split {name!r}"
+        )
         return [
             [label for label in row if label not in ("", self.no_label)]
             for row in in_lists(as_texts, rows)

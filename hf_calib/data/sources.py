@@ -72,10 +72,11 @@ def load_splits(
         ValueError: if neither or both are given, or a split or file is missing, unreadable or given
             twice.
 
-    >>> load_splits(train_file="missing.csv", test_file="missing.csv")
+    >>> load_splits()
     Traceback (most recent call last):
     ...
-    hf_calib._errors.InputValueError: expected train_file to name an existing file, got missing.csv; check the path
+    hf_calib._errors.InputValueError: expected data to come from source or from files, got neither;
+    give one of the two
     """
     files = {"train": train_file, "calibration": calibration_file, "test": test_file}
     given = {role: Path(file) for role, file in files.items() if file is not None}

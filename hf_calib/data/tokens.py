@@ -261,7 +261,9 @@ def _labels_of_sub_words(words: Sequence[int | None], tags: Sequence[int]) -> li
     labels = []
     before = None
     for word in words:
-        is_first = word is not None and word != before
-        labels.append(tags[word] if is_first else IGNORE_INDEX)
+        if word is None or word == before:
+            labels.append(IGNORE_INDEX)
+        else:
+            labels.append(tags[word])
         before = word
     return labels

@@ -83,7 +83,7 @@ class TextClassifier(Classifier):
             return [
                 {"input_ids": ids, "attention_mask": [1] * len(ids)} for _, ids in made
             ]
-        columns = zip(*map(_parts, texts), strict=True)
+        columns = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
         encoded = self.tokenizer(
             *map(list, columns),
             truncation=limit is not None,

@@ -1,4 +1,4 @@
-"""The fingerprint of a model's weights, which shows whether the calibrator next to them is theirs."""
+"""The fingerprint of a model's weights, which shows whether a calibrator next to them is theirs."""
 
 from __future__ import annotations
 
