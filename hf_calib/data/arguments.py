@@ -100,6 +100,7 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         check_integer("split_seed", self.split_seed, 0, "the default is 0")
+        # A command line makes floats of numbers of rows.
         self.calibration_size = rows_or_share("calibration_size", self.calibration_size)
         if self.test_size is not None:
             self.test_size = rows_or_share("test_size", self.test_size)
@@ -112,6 +113,7 @@ class DataArguments:
 
     def _check_all_are_read(self) -> None:
         """Raise for options that others make ineffective."""
+        # Who names a split that is not read believes that the numbers are of it.
         is_file = self.train_file is not None
         is_built_in = not is_file and self.dataset == BUILT_IN
         is_folder = not is_file and os.path.isdir(self.dataset or "")
@@ -160,6 +162,7 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     """
     kind = "images" if images else "texts"
     unread = "text_column" if images else "image_column"
+    # The recipes for texts and for images share these arguments.
     check_left_out(args, [unread], f"for {kind}")
     is_built_in = args.train_file is None and args.dataset == BUILT_IN
     # These are known before data are loaded.
@@ -187,6 +190,7 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     if images:
         for name, split in dataset.items():
             dataset[name] = _checked_images(split, name)
+    # The test rows are drawn first, so that their number does not depend on the calibration's.
     if test_size is not None:
         dataset = draw_test(dataset, size=test_size, seed=args.split_seed)
     return held_out(dataset, args)
@@ -236,6 +240,7 @@ def load_ood(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]
     sources = args.ood_data or []
     roles = ("train_file", "calibration_file", "test_file")
     files = {name: getattr(args, name) for name in roles if getattr(args, name)}
+    # Inputs that the model was trained on cannot show how it meets others.
     for source in sources:
         check_different_files({**files, "ood_data": source})
     found = {}
@@ -263,9 +268,7 @@ def _checked_images(rows: Dataset, name: str) -> Dataset:
 
 
 def rows_or_share(name: str, size: Any) -> float | int:
-    """Return a size for the splits: a fraction in (0, 1), or a number of rows.
-
-    A command line makes a float of both.
+    """Return a size for the splits: a fraction in (0, 1), or a number of rows as an integer.
 
     >>> rows_or_share("test_size", 0.2), rows_or_share("test_size", 2000.0)
     (0.2, 2000)
@@ -273,7 +276,7 @@ def rows_or_share(name: str, size: Any) -> float | int:
     way_out = "0.1 is a tenth of the rows, and 100 are 100 rows"
     is_number = isinstance(size, Real) and not isinstance(size, bool)
     check_type(is_number, f"{name} to be a number", repr(size), way_out)
-    # 1.0 may be meant as all rows.
+    # 1.0 may be meant as all rows, and 1 as one: both are refused.
     is_count = isinstance(size, Integral) or (size > 1 and float(size).is_integer())
     fits = 0 < size < 1 or (is_count and size >= 2)
     requirement = f"{name} to be a fraction below 1, or a number of rows from 2"
@@ -290,6 +293,7 @@ def label_maps(dataset: DatasetDict) -> dict[str, Any]:
     feature = train.features["label"]
     if not has_several_labels(train):
         return maps_of(feature.names)
+    # Otherwise transformers guesses from the dtype of the labels, at the first training step.
     problem = {"problem_type": "multi_label_classification"}
     return maps_of(feature.feature.names) | problem
 

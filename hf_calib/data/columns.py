@@ -137,6 +137,7 @@ def choose_inputs(
     {'text': 'play jazz'}
     """
     kind, column = _kind_and_column(text_column, image_column)
+    # Data of other classes come from elsewhere, where the column has another name.
     of_the_kind = [
         each for each, feature in rows.features.items() if _fits(feature, kind)
     ]
@@ -166,6 +167,7 @@ def _inputs(name: str, split: Dataset, kind: str, column: str) -> Dataset:
         raise InputTypeError(
             expected(f"column {column!r}", requirement, feature, way_out)
         )
+    # A model gives any probability for an empty text, which belongs to no class.
     if are_texts:
         trimmed = pyarrow.compute.utf8_trim_whitespace(stored)
         is_blank = pyarrow.compute.equal(trimmed, "")
@@ -173,6 +175,7 @@ def _inputs(name: str, split: Dataset, kind: str, column: str) -> Dataset:
     chosen = split.select_columns([column])
     if column != kind:
         chosen = chosen.rename_column(column, kind)
+    # Images are decoded when they are used: all of them would not fit into memory.
     if kind == "image":
         return chosen.cast_column("image", Image(decode=False))
     return chosen
@@ -202,9 +205,11 @@ def _encode_labels(
             argument = f"the labels of split {name!r}"
             labels[name] = names_of(labels[name], own, argument, _CHECK_LABELS)
         names = declared.get("train") or names_in(labels["train"], "classes")
+    # One class has nothing to learn, and two of one name cannot be told apart in a report.
     differ = len(set(names)) == len(names) >= 2
     requirement = "the classes to be at least two, and differ"
     check(differ, requirement, names, "check label_column and class_names")
+    # Next to texts in train, the integers of another split may be ids in any order.
     first = labels["train"][0]
     ids = {}
     for name, own_labels in labels.items():
@@ -219,6 +224,7 @@ def _encode_labels(
 
 def _check_order_of_numbers(labels: set[Any], class_names: Sequence[str]) -> None:
     """Raise if integer labels, which are ids, may also be names of other classes."""
+    # The label 1 of stars "1" to "5" is the first name, and the second id.
     numbers = [as_number(name) for name in class_names]
     are_names = len(labels) > 0 and labels <= set(numbers)
     are_in_order = numbers == list(range(len(numbers)))

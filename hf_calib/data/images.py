@@ -122,6 +122,7 @@ def load_image_processor(source: str | Path, *, trust_remote_code: bool = False)
         source, backend="pil", trust_remote_code=trust_remote_code
     )
     way_out = "save the image processor that the model was trained with"
+    # A size of 0 or a deviation of 0 would be an error, or infinite, at the first image.
     for name, kind in _SETTINGS.items():
         given = getattr(processor, name, None)
         values = [given]
@@ -152,6 +153,7 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
     (torch.Size([2, 3, 8, 8]), tensor([1, 1]))
     """
     pixels = [example["pixel_values"] for example in examples]
+    # Processors that keep the aspect ratio leave images of several shapes.
     shapes = sorted({tuple(image.shape) for image in pixels})
     requirement = "images to have one shape after the processor"
     way_out = "set its size, or do_center_crop=True"
@@ -177,6 +179,7 @@ def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
     """
     images = rows.select_columns(["image"])
     images = images.cast_column("image", datasets.Image(decode=False))
+    # An unreadable image would otherwise end a run in the middle of an epoch.
     modes: Counter[str] = Counter()
     for batch in images.iter(batch_size=256):
         for stored in batch["image"]:
@@ -242,6 +245,7 @@ def _checked_mode(stored: Mapping[str, Any]) -> str:
     with Image.open(io.BytesIO(contents)) as image:
         mode = image.mode
         is_png = image.format == "PNG"
+        # The header of a JPEG that was cut off is whole, so its end is looked at.
         is_whole = image.format == "JPEG" and contents.endswith(_END_OF_JPEG)
         _check_bits(image)
         if is_png:

@@ -50,6 +50,7 @@ def ids_of(
     >>> ids_of(["1", "0"], ["joy", "fear"], "the labels", "check them")
     [1, 0]
     """
+    # A column has one type, so the first label stands for all.
     if labels and isinstance(labels[0], int):
         ids = np.array(labels, np.int64)
     else:
@@ -65,6 +66,7 @@ def names_of(
     ids: Sequence[int], names: Sequence[str], argument: str, way_out: str
 ) -> list[str]:
     """Return the names of a ClassLabel's ids; raise a `RowError` if an id has no name."""
+    # Files are not checked when they are read, and a negative id would count from the last class.
     check_ids(np.array(ids, np.int64), argument, len(names), way_out)
     return [names[label] for label in ids]
 
@@ -77,6 +79,7 @@ def in_lists(
     >>> in_lists(sorted, [["c"], [], ["b", "a"]])
     [['a'], [], ['b', 'c']]
     """
+    # All labels are converted at once, because whether texts are ids depends on all of them.
     try:
         converted = iter(convert(list(chain.from_iterable(rows))))
     except RowError as error:
@@ -90,12 +93,14 @@ def names_in(labels: Iterable[Any], noun: str) -> list[str]:
     """Return the class names of train: sorted texts, or integers, which must count from 0."""
     found = sorted(set(labels))
     if all(isinstance(label, int) for label in found):
+        # With a gap, a class has no row in train, or the column holds counts.
         requirement = "integer labels of train to count from 0 without gaps"
         way_out = (
             f"pass class_names for all {noun} from 0 on, or write the labels as texts"
         )
         check(found == list(range(len(found))), requirement, few(found), way_out)
         return [str(label) for label in found]
+    # A trailing space would make two classes of one.
     alike = look_alikes(found, found)
     way_out = f"write the labels alike, or pass class_names if these are two {noun}"
     check(not alike, f"the {noun} of train to differ visibly", alike, way_out)
@@ -169,6 +174,7 @@ class LabelLayout:
         kind = _kind_of_labels(train, self.column)
         if isinstance(kind, ClassLabel):
             return list(kind.names)
+        # Lists of integers were read as texts, which sort otherwise: "10" is before "2".
         found: set[Any] = set(chain.from_iterable(rows))
         if found and all(label.isdecimal() for label in found):
             found = {int(label) for label in found}
@@ -219,6 +225,7 @@ def encode_label_sets(
     """Return the names of the labels, and the sorted ids of each row of all splits."""
     read = {name: layout.read(name, split) for name, split in dataset.items()}
     names = list(class_names or layout.names(dataset["train"], read["train"]))
+    # Labels are read by the columns' names, so names may only order them.
     if layout.columns is not None:
         requirement = f"class_names to be the label_columns ({few(layout.columns)})"
         fits = sorted(names) == sorted(layout.columns)

@@ -78,8 +78,12 @@ def load_splits(
     hf_calib._errors.InputValueError: expected data to come from source or from files, got neither;
     give one of the two
     """
-    files = {"train": train_file, "calibration": calibration_file, "test": test_file}
-    given = {role: Path(file) for role, file in files.items() if file is not None}
+    files = {
+        "train_file": train_file,
+        "calibration_file": calibration_file,
+        "test_file": test_file,
+    }
+    given = {name: Path(file) for name, file in files.items() if file is not None}
     is_one = (source is None) == bool(given)
     got = "both" if given else "neither"
     check(is_one, "data to come from source or from files", got, "give one of the two")
@@ -90,6 +94,7 @@ def load_splits(
         loaded = load_dataset(
             source, dataset_config, revision=revision, cache_dir=cache_dir
         )
+    # A split is found by its name, so a misspelt one has to be refused, and not left out.
     roles = {"train": "train"}
     # A validation split that plays the test set is not the calibration set as well.
     known = [name for name in _CALIBRATION_NAMES if name != test_split]
@@ -114,18 +119,20 @@ def _load_files(
     needs_test: bool,
     cache_dir: str | PathLike[str] | None,
 ) -> DatasetDict:
-    """Load a file for each role, after all of them are checked."""
-    needed = ["train", "test"] if needs_test else ["train"]
-    for role in needed:
-        requirement = f"{role}_file to be given with the other files"
+    """Load files by their arguments, after all of them are checked."""
+    needed = ["train_file", "test_file"] if needs_test else ["train_file"]
+    for name in needed:
+        requirement = f"{name} to be given with the other files"
         way_out = "train_file and test_file are needed"
-        check(role in files, requirement, "none", way_out)
-    for role, path in files.items():
-        _reader(f"{role}_file", path)
-    check_different_files({f"{role}_file": path for role, path in files.items()})
+        check(name in files, requirement, "none", way_out)
+    # A misspelt test_file should not be found after minutes of reading the first file.
+    for name, path in files.items():
+        _reader(name, path)
+    check_different_files(files)
     loaded = DatasetDict()
-    for role, path in files.items():
-        loaded[role] = _load_file(f"{role}_file", path, cache_dir)
+    for name, path in files.items():
+        role = name.removesuffix("_file")
+        loaded[role] = _load_file(name, path, cache_dir)
     return loaded
 
 
@@ -155,6 +162,7 @@ def _load_file(
             kind, data_files=str(path), split="train", cache_dir=cache_dir, **options
         )
     except (StopIteration, *_UNLOADABLE) as error:
+        # A DatasetGenerationError says only that there was an error.
         cause = error.__cause__ or error
         said = f"{error} {cause}"
         has_rows = not isinstance(error, StopIteration)
@@ -181,6 +189,7 @@ def load_rows(
         return _load_file(argument, Path(data), None)
     way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
     with _refusals(argument, f"have a split {split or 'test'!r}", str(data), way_out):
+        # Data without labels, such as those of another domain, are often of one split.
         if split is None:
             names = get_dataset_split_names(str(data))
             split = names[0] if len(names) == 1 else "test"
@@ -237,6 +246,7 @@ def _refusals(
         said: BaseException = error
         if isinstance(error, DatasetGenerationError):
             said = error.__cause__ or error
+        # Some of these messages fill a page.
         cause = " ".join(str(said).split())[:600]
         raise InputValueError(
             expected(argument, requirement, f"{source} ({cause})", way_out)

@@ -111,6 +111,7 @@ def limit_samples(
         check_integer(f"max_{name}_samples", limit, 1, "leave it out for all")
         if limit < len(dataset.get(name, ())):
             whole = dataset[name]
+            # The first rows of one order, so that a smaller subset is a part of a larger one.
             order = np.random.default_rng(seed).permutation(len(whole))
             kept[name] = whole.select(np.sort(order[:limit]))
             if name == "train":
@@ -120,6 +121,7 @@ def limit_samples(
 
 def _check_classes_stay(whole: Dataset, kept: Dataset, limit: int) -> None:
     """Raise for fewer training rows than classes, and warn of classes of which none is left."""
+    # Sentences and rows of several labels have no class of their own.
     feature = whole.features.get("label")
     if not isinstance(feature, ClassLabel):
         return
@@ -171,6 +173,7 @@ def _drawn(
 ) -> tuple[Dataset, Dataset]:
     """The remaining rows and the drawn rows, stratified if each row has one class."""
     n_all = len(whole)
+    # 1.0 is neither: it may be meant as all rows or as one.
     is_fraction = isinstance(size, Real) and 0 < size < 1
     is_count = isinstance(size, Integral) and not isinstance(size, bool) and size >= 1
     requirement = "size to be a fraction in (0, 1) or a number of rows"

@@ -113,6 +113,7 @@ def read_sentences(
     check(len(rows) > 0, f"{name} to have rows", 0, way_out)
     tokens = _lists_of(rows, "text_column", tokens_column, TEXTS, name)
     tags = _lists_of(rows, "label_column", tags_column, (*TEXTS, *INTEGERS), name)
+    # A tag too few would shift all tags behind it to other tokens.
     for i, (own, of_own) in enumerate(zip(tokens, tags, strict=True)):
         is_whole = None not in own and None not in of_own
         if not own or len(own) != len(of_own) or not is_whole:
@@ -227,6 +228,7 @@ def encode_words(
     """Return the result of `tokenize_words`, and a sentence on words that are not read, if any."""
     requirement = "the tokenizer to know the word of each sub-word"
     way_out = "load a fast one: it has tokenizer.json"
+    # Without the map a tag would be given to the wrong sub-word.
     check(tokenizer.is_fast, requirement, type(tokenizer).__name__, way_out)
 
     def encode(batch: dict[str, Any]) -> dict[str, Any]:
@@ -242,6 +244,7 @@ def encode_words(
         ]
         return {**encoded, "labels": labels}
 
+    # Words without a sub-word, such as a variation selector, have no label, and are counted below.
     encoded = rows.map(
         encode, batched=True, remove_columns=rows.column_names, desc="Tokenizing"
     )

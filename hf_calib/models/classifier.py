@@ -106,6 +106,7 @@ class Task:
         requirement = "the model to be a classifier of texts, tokens or images"
         got = f"a model for {self.pipeline}"
         check(self.classifier is not None, requirement, got, "use its predictions")
+        # Only the module of this task is imported: one of images needs Pillow.
         module, name = str(self.classifier).split(".")
         return getattr(import_module(f"hf_calib.models.{module}"), name)
 
@@ -248,6 +249,7 @@ def load_trained(
     check_sizes(name)
     way_out = "name a fine-tuned classifier on the Hub or in a folder; "
     way_out += "check that its files are complete"
+    # In the 8 to 11 significant bits of 16-bit logits, scores that differ become equal.
     with refusals("the model", "be loadable", name, way_out):
         model, report = model_class.from_pretrained(
             name,
@@ -264,6 +266,7 @@ def load_trained(
 
 def check_problem(config: Any, task: Task) -> None:
     """Raise if a model has several labels per row where one is needed, or the reverse."""
+    # The problem type says nothing of models of tokens.
     if task.labels is TOKENS:
         return
     problem = config.problem_type
@@ -299,7 +302,7 @@ def find_task(source: str | Path, *, trust_remote_code: bool = False) -> Task:
     if task is not None:
         return task
     is_of_images = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-    # Old configs of timm's models have no architectures.
+    # The configs of timm's models have no architectures.
     return TASKS["image" if is_of_images and not config.architectures else "text"]
 
 
@@ -346,6 +349,7 @@ def refusals(
     try:
         yield
     except _UNLOADABLE as error:
+        # The libraries' messages have several lines, and name options of Python functions.
         cause = " ".join(str(error).split())
         if "trust_remote_code" in cause:
             way_out = "--trust-remote-code runs the code that comes with it, "
@@ -429,6 +433,7 @@ class Classifier(ABC):
         """Check rows and convert them to inputs, before the model is run; errors name the data."""
         check(len(rows) > 0, "data to have rows", "none", "check the file or the split")
         labels = None
+        # Labels are checked first, as texts may take minutes to tokenize.
         if labelled:
             self.check_inputs_are_no_labels(reading)
             labels = self.read_labels(rows, reading, name)
@@ -479,6 +484,7 @@ class Classifier(ABC):
         on_progress: OnRows = ignore_rows,
     ) -> NDArray[np.float32]:
         """Return the logits (N, C) of rows of `encode`, in their order."""
+        # Batches are not in the order of the rows, so each row is kept by its number.
         n_rows = len(encoded.inputs)
         found: dict[int, NDArray[np.float32]] = {}
         for chunk in self.chunks(encoded, batch_size):

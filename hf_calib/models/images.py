@@ -59,6 +59,7 @@ class ImageClassifier(Classifier):
 
     def inputs(self, encoded: Encoded, chunk: NDArray[np.intp]) -> list[Image.Image]:
         """Return decoded images."""
+        # Images of one batch are in memory, and no others.
         return _decoded(encoded.inputs, encoded.name, chunk.tolist())
 
     def batch(self, inputs: Sequence[Image.Image]) -> dict[str, Tensor]:
@@ -81,6 +82,7 @@ class ImageClassifier(Classifier):
         self, rows: Dataset, reading: Reading, *, name: str
     ) -> Iterator[bytes]:
         """Return a digest of each image's file."""
+        # Files may be many gigabytes, of which a digest is kept.
         images, _ = _images(rows, reading, name)
         for batch in images.iter(256):
             for stored in batch["image"]:

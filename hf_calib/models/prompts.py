@@ -62,6 +62,7 @@ class PromptTemplate:
         requirement = "template to have a place for the text"
         way_out = "write {text} into it"
         check(_TEXT in self.template, requirement, repr(self.template), way_out)
+        # A misspelt place would be read as a part of the prompt, without the text.
         places = self.template.replace(_TEXT, " ").replace(_PAIR, " ")
         others = _OTHER_PLACE.findall(places)
         requirement = "template to have places for text and text_pair only"

@@ -148,6 +148,7 @@ class Reading:
     def __post_init__(self) -> None:
         for name in ("class_names", "label_columns", "by"):
             value = option_value(name, Names, getattr(self, name))
+            # The dataclass is frozen, since several parts of a command share one.
             object.__setattr__(self, name, value)
 
     @property
@@ -161,6 +162,7 @@ class Reading:
         from hf_calib.data.sources import column_of
         from hf_calib.predictions.columns import check_roles, check_slices, numbers_of
 
+        # A slice by the label, for one, would hold one class only.
         check_roles(self.label_column, self.weight_column, self.by or ())
         by = {}
         for name in self.by or ():
@@ -216,6 +218,7 @@ class RowSet:
 
     def options(self, reading: Reading) -> list[str]:
         """Return the options of `hf-calib evaluate` that read these rows, without its defaults."""
+        # A report shows the command that measures the rows again.
         source = self.source()
         given: dict[str, Any] = {"data": source["name"]}
         if source.get("split", "test") != "test":
@@ -278,6 +281,7 @@ def class_ids(
         is_labelled = pyarrow.compute.min(labels).as_py() != -1
         way_out = "choose a split that is labelled, such as 'validation'"
         check(is_labelled, "the rows to be labelled", -1, way_out)
+        # Data and model may order the same classes in two ways, which their names tell apart.
         if given is not None or not are_unnamed(own):
             labels = pyarrow.array(feature.names).take(labels)
     elif given is not None and are_numbers(labels.type):

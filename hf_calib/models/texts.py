@@ -111,6 +111,7 @@ class TextClassifier(Classifier):
         self.check_max_length(reading)
         texts = _texts(rows, reading)
         tokens = self.tokenize(texts, None)
+        # No model has a prediction for a row without tokens.
         empty = [i for i, row in enumerate(tokens) if not row["input_ids"]]
         if empty:
             requirement = "texts to have at least one token"
@@ -162,9 +163,11 @@ class TextClassifier(Classifier):
 
     def check_known_words(self, tokens: Sequence[dict[str, list[int]]]) -> None:
         """Raise if the tokenizer does not know the texts, or the model does not know its ids."""
+        # Some of many rows are enough to tell a tokenizer of another model.
         step = math.ceil(len(tokens) / _ROWS_CHECKED)
         ids = np.concatenate([np.asarray(row["input_ids"]) for row in tokens[::step]])
         needed = _vocabulary(self.model) or math.inf
+        # On a GPU a larger id ends the process's work with an error that does not name it.
         requirement = f"token ids to be below the model's {needed:,}"
         check(ids.max() < needed, requirement, ids.max(), _SAVE_ITS_TOKENIZER)
         unknown = self.tokenizer.unk_token_id
@@ -184,6 +187,7 @@ class TextClassifier(Classifier):
 
         The longest come first, so that a batch that is too large for memory fails at once.
         """
+        # Batches of one length need little padding, which takes as long as tokens do.
         lengths = np.array([len(row["input_ids"]) for row in encoded.inputs])
         order = np.argsort(-lengths, kind="stable")
         size = batch_size if self.can_pad else 1
@@ -209,6 +213,7 @@ class TextClassifier(Classifier):
         if reading.max_length is None:
             return
         is_pair = reading.text_pair_column is not None
+        # Tokenizers do not cut a text at all where its special tokens alone are too many.
         least = 1 + self.tokenizer.num_special_tokens_to_add(pair=is_pair)
         # Other positions, such as rotary ones, have no last one.
         is_table = any(
@@ -250,6 +255,7 @@ class TextClassifier(Classifier):
         limit = self.limit(reading)
         batch = self.batch(self.tokenize(texts if self.can_pad else texts[:1], limit))
         inputs = [text if isinstance(text, str) else text._asdict() for text in texts]
+        # A plain pipeline knows no prompts, and adds the special tokens of a chat again.
         plain = inputs
         call: dict[str, Any] = {"truncation": limit is not None, "max_length": limit}
         if self.prompt is not None:
@@ -308,6 +314,7 @@ class OneLogitClassifier(TextClassifier):
         source: str | Path, model: Any, *, trust_remote_code: bool
     ) -> Any:
         """Load the tokenizer, and set the model's problem type to a sigmoid, as in pipelines."""
+        # transformers would train such a model by regression, but pipelines show its sigmoid.
         if model.config.problem_type is None:
             model.config.problem_type = "multi_label_classification"
         return TextClassifier.load_processing(

@@ -25,6 +25,7 @@ class TokenClassifier(TextClassifier):
         self, rows: Dataset, reading: Reading, *, name: str, labelled: bool = True
     ) -> Encoded:
         """Check and tokenize tagged sentences."""
+        # Which sub-words of a sentence count is known by its tags.
         requirement = "data without tags to be for texts or images"
         check(labelled, requirement, "tokens", "leave ood_data out")
         names = names_in_data(self.class_names, reading.class_names, "tags")
@@ -56,6 +57,7 @@ class TokenClassifier(TextClassifier):
         """Return the logits (n, C) of the labelled tokens of a padded sentence."""
         assert encoded.counted is not None
         counted = encoded.counted[row]
+        # The other end of the row is padding, up to the longest sentence of the batch.
         if self.tokenizer.padding_side == "left":
             return logits[-len(counted) :][counted]
         return logits[: len(counted)][counted]
@@ -65,6 +67,7 @@ class TokenClassifier(TextClassifier):
         texts = [" ".join(tokens) for tokens in rows[:][reading.text_column]]
         limit = self.limit(reading)
         batch = self.batch(self.tokenize(texts if self.can_pad else texts[:1], limit))
+        # The pipeline leaves out the tag "O" unless it is told otherwise.
         options = {"aggregation_strategy": "none", "ignore_labels": []}
         return Served(texts, texts, batch, options, {})
 
@@ -73,6 +76,7 @@ class TokenClassifier(TextClassifier):
     ) -> NDArray[np.float64]:
         """Return the logits (n, C) of each sub-word, each of which a pipeline scores."""
         parts = []
+        # A pipeline splits the text itself, and may find other sub-words than those of the tokens.
         for text in served:
             encoded = self.tokenizer(text, return_special_tokens_mask=True)
             (of_text,) = self.run(self.batch(self.tokenize([text], self.longest)))

@@ -43,6 +43,7 @@ def fingerprint(model: Any) -> str:
 
 def hash_of(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of tensors by name, as `fingerprint` does for a model."""
+    # Sorted, since the order of a state depends on that of the attributes in the code.
     found = sha256()
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -534,6 +534,11 @@ AB = [["a", "b"], ["a"]]
         ([[1, 2], [1]], {}, "count from 0 without gaps, got 1, 2"),
         ([["a", "a"], ["a"]], {}, "classes to be at least two, and differ"),
         (
+            [["a", "b"], ["A"]],
+            {},
+            r"split 'test' to hold the classes \(a, b\), got 'A' in row 0",
+        ),
+        (
             [["a", None], ["a"]],
             {},
             r"value in every row of split 'train', got 1 without \(first in row 1\)",
@@ -617,7 +622,9 @@ def test_an_id_outside_the_names_of_its_class_label_is_refused(
         "train": as_stored([0, 1], of_train),
         "test": as_stored([1, 0, label, label], ["a", "b"]),
     }
-    message = rf"labels of split 'test' to hold ids in 0..1, got {label} in row 2; check"
+    message = (
+        rf"labels of split 'test' to hold ids in 0..1, got {label} in row 2; check"
+    )
     with pytest.raises(ValueError, match=message):
         choose_columns(DatasetDict(splits), text_column="text")
 

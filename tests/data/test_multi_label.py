@@ -106,6 +106,8 @@ def test_one_class_a_row_stays_as_it_was_and_has_no_options_of_several() -> None
         (["a b", "b", "", "a"], {}, "label_separator to be given"),
         ([[0], None, [1], []], {}, r"1 without \(first in row 1\)"),
         ([[0], [1], [0, -1], []], {}, "to be names or ids, got -1 in row 2"),
+        ([[0], [1], [], [-2]], {}, "to be names or ids, got -2 in row 3"),
+        ([["a"], ["b", None], [], []], {}, "to be names or ids, got None in row 1"),
         (
             [[1, 0], [1, 0, 0], [0, 1], [0]],
             {},
