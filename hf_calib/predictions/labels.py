@@ -152,7 +152,9 @@ def _as_numbers(texts: Any, names: Sequence[str], found: Any, argument: str) -> 
 
 
 def are_flags(column: Any, name: str, class_names: Sequence[str]) -> bool:
-    """Whether labels are false or true, which stand for the first and the second of these two class names."""
+    """Whether labels are false or true, which stand for the first and the second of these two class
+    names.
+    """
     import pyarrow
     import pyarrow.compute as compute
     from pyarrow import types
@@ -173,9 +175,10 @@ def are_equal(
 ) -> NDArray[np.int64]:
     """1 where the prediction (n,) is the label, in pyarrow arrays of any types; otherwise 0.
 
-    The rule is that of `label_ids`. Texts are names if one column has all values of the other. Otherwise numbers are
-    compared as numbers, and other texts without upper and lower case. As no class names say which is meant, texts that
-    may be codes or the same number, such as "01" and "1", are refused unless they are names.
+    The rule is that of `label_ids`. Texts are names if one column has all values of the other.
+    Otherwise numbers are compared as numbers, and other texts without upper and lower case. As no
+    class names say which is meant, texts that may be codes or the same number, such as "01" and
+    "1", are refused unless they are names.
     """
     import pyarrow
 
@@ -234,7 +237,9 @@ def _check_not_padded(
     texts: Sequence[str],
     told: str,
 ) -> None:
-    """Raise if a prediction, by its key, and a label are the same number, and one may be a code such as "01"."""
+    """Raise if a prediction, by its key, and a label are the same number,
+    and one may be a code such as "01".
+    """
     pairs = [
         (predicted[key], text)
         for key, text in zip(keys, texts, strict=True)
@@ -255,7 +260,9 @@ def _is_padded(text: str) -> bool:
 
 
 def _exact(column: Any, argument: str) -> Any:
-    """Return a column that is `filled`; raise if its numbers are floats that may have been other integers."""
+    """Return a column that is `filled`; raise if its numbers are floats that may have been other
+    integers.
+    """
     import pyarrow.compute as compute
     from pyarrow import types
 
@@ -285,7 +292,9 @@ def _key(text: str) -> Decimal | str:
 
 
 def is_same(text: str, other: str) -> bool:
-    """Whether two texts are one label: the same number, or the same text without upper and lower case."""
+    """Whether two texts are one label: the same number,
+    or the same text without upper and lower case.
+    """
     return _key(text) == _key(other)
 
 
