@@ -57,7 +57,7 @@ def ids_of(
         texts = pyarrow.array(labels, pyarrow.string())
         told = ("the classes", way_out)
         # Training data name their own classes, so "Art" may be another one than "art".
-        ids = label_ids(texts, argument, names, told, any_case=False)
+        ids = label_ids(texts, argument, names, told, as_written=True)
     check_ids(ids, argument, len(names), way_out)
     return ids.tolist()
 

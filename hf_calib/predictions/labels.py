@@ -51,7 +51,7 @@ def label_ids(
     names: Sequence[str],
     told: tuple[str, str] = OF_TABLES,
     *,
-    any_case: bool = True,
+    as_written: bool = False,
 ) -> NDArray[np.int64]:
     """Return the ids (n,) of the labels in a pyarrow array; raise a `RowError` if one has none.
 
@@ -65,7 +65,8 @@ def label_ids(
         argument: the column in errors.
         names: C class names.
         told: for errors, the requirement on the labels and the way out.
-        any_case: False if names have to be written in the case of the classes.
+        as_written: whether names count in their case only, and ids if they are plain integers and
+            no label is a name. So it is in training data, which name their own classes.
     """
     import pyarrow
     from pyarrow import types
@@ -77,10 +78,10 @@ def label_ids(
     column = filled(column, argument)
     texts = column.cast(pyarrow.string())
     found = _as_names(texts, names)
-    if found.null_count and any_case:
+    if found.null_count and not as_written:
         found = _as_names_in_any_case(texts, names, found)
     if found.null_count or are_numbers(column.type):
-        found = _as_numbers(texts, names, found, argument)
+        found = _as_numbers(texts, names, found, argument, as_written)
     if found.null_count:
         row = int(np.argmax(found.is_null()))
         unknown = texts[row].as_py()
@@ -116,19 +117,21 @@ def _as_names_in_any_case(texts: Any, names: Sequence[str], found: Any) -> Any:
     return _as_names(compute.utf8_lower(texts), lower)
 
 
-def _as_numbers(texts: Any, names: Sequence[str], found: Any, argument: str) -> Any:
+def _as_numbers(
+    texts: Any, names: Sequence[str], found: Any, argument: str, as_written: bool
+) -> Any:
     """The ids (n,) of labels that are numbers; what was found if one is no number."""
     import pyarrow
 
     encoded = texts.dictionary_encode()
-    read = [as_number(each) for each in encoded.dictionary.to_pylist()]
-    labels = [number for number in read if number is not None]
-    if len(labels) < len(read):
+    written = encoded.dictionary.to_pylist()
+    labels = [number for number in map(as_number, written) if number is not None]
+    if len(labels) < len(written):
         return found
     check_unambiguous(texts.type, argument, names)
     numbers = [as_number(name) for name in names]
-    ids: list[int | None]
     places = {number: i for i, number in enumerate(numbers)}
+    ids: list[int | None]
     if None not in numbers or places.keys() >= set(labels):
         times = Counter(numbers)
         twice = [str(label) for label in labels if times[label] > 1]
@@ -136,11 +139,14 @@ def _as_numbers(texts: Any, names: Sequence[str], found: Any, argument: str) -> 
         way_out = "name each class by another number"
         check(not twice, requirement, f"{few(twice)} twice", way_out)
         ids = [places.get(label) for label in labels]
+    elif as_written and places.keys() & set(labels):
+        return found
     else:
-        is_id = np.array(
-            [abs(label) <= _LARGEST_EXACT and label % 1 == 0 for label in labels]
-        )
-        wrong = ~is_id[np.asarray(encoded.indices)]
+        are_ids = [abs(label) <= _LARGEST_EXACT and label % 1 == 0 for label in labels]
+        if as_written:
+            # A text such as "01" may be a code.
+            are_ids = [text.isdecimal() and not _PADDED.match(text) for text in written]
+        wrong = ~np.array(are_ids)[np.asarray(encoded.indices)]
         if wrong.any():
             row = int(np.argmax(wrong))
             way_out = "choose another label_column"

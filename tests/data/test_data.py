@@ -534,6 +534,16 @@ AB = [["a", "b"], ["a"]]
         ([[1, 2], [1]], {}, "count from 0 without gaps, got 1, 2"),
         ([["a", "a"], ["a"]], {}, "classes to be at least two, and differ"),
         (
+            [["01", "00"], ["00"]],
+            {"class_names": ["a", "b"]},
+            "split 'train' to hold class names or ids, got 01 in row 0",
+        ),
+        (
+            [["0", "1"], ["0"]],
+            {"class_names": ["0", "b"]},
+            r"split 'train' to hold the classes \(0, b\), got '1' in row 1",
+        ),
+        (
             [["a", "b"], ["A"]],
             {},
             r"split 'test' to hold the classes \(a, b\), got 'A' in row 0",
