@@ -28,7 +28,12 @@ from hf_calib.export.folder import (
 )
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
-from hf_calib.models.classifier import CONFIG_KINDS, has_weights, load_trained, task_of
+from hf_calib.models.classifier import (
+    CONFIG_KINDS,
+    StoredWeights,
+    load_trained,
+    task_of,
+)
 from hf_calib.models.prompts import KEY as PROMPT
 from hf_calib.models.weights import is_in_weights
 from hf_calib.scaling import FOLDABLE_SCALERS
@@ -160,7 +165,7 @@ def _look(folder: Path) -> _Found:
     if recorded.get("folded") and folds:
         check_in_weights(saved, recorded, str(folder))
         weights = saved.about.get("fingerprint") if saved else None
-        are_same = weights is None or has_weights(folder, weights)
+        are_same = weights is None or StoredWeights(folder).have(weights)
         got = f"that of other weights in {folder}"
         way_out = "calibrate this model again, or remove calibration.json"
         check(are_same, "the calibrator to be that of the model", got, way_out)
@@ -256,7 +261,7 @@ def _write_folded(found: _Found, target: Path) -> str:
     rule = _rule_of_served(folder)
     own = None if rule is None else rule.fingerprint
     # The rule may be of weights that were trained since, if the calibrator's file names none.
-    if rule is not None and (own is None or has_weights(folder, own)):
+    if rule is not None and (own is None or StoredWeights(folder).have(own)):
         replace(rule, fingerprint=weights, calibrator=None).save(target)
     # A report on the model with its calibrator next to it is also one on the model with it folded
     # in.
