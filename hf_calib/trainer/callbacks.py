@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from sklearn.base import clone
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hf_calib._errors import check, did_you_mean, expected
+from hf_calib._errors import check, expected
 from hf_calib._text import counted
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss
-from hf_calib.metrics.checks import check_integer
+from hf_calib.metrics.checks import check_choice
 from hf_calib.metrics.sums import class_gaps
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import Criterion, map_title, method_of
@@ -125,12 +125,6 @@ class AdaFocalCallback(CalibrationCallback):
         super().__init__(**rows)
         self.every_n_steps = every_n_steps
         self.n_samples = n_samples
-        for name, number in (
-            ("every_n_steps", every_n_steps),
-            ("n_samples", n_samples),
-        ):
-            if number is not None:
-                check_integer(name, number, 1, "leave it out for the default")
         names = ("every_n_steps", "schedule", "n_samples")
         self.schedule = check_updates(names, every_n_steps, schedule, n_samples) or {}
         self._is_training = False
@@ -182,7 +176,7 @@ class AdaFocalCallback(CalibrationCallback):
         first = steps_of_epoch
         if args.eval_on_start:
             first = 0
-        elif args.eval_strategy == IntervalStrategy.STEPS:
+        elif args.eval_strategy == "steps":
             n_evaluations = math.ceil(max(1, args.eval_delay) / state.eval_steps)
             # There is one after the last step, too.
             first = min(n_evaluations * state.eval_steps, state.max_steps)
@@ -257,7 +251,7 @@ class AdaFocalCallback(CalibrationCallback):
         self, args: Any, state: Any, control: Any, **kwargs: Any
     ) -> None:
         # It is not at the end of an epoch, because a run may be saved and resumed after the last step.
-        if args.eval_strategy not in (IntervalStrategy.NO, IntervalStrategy.EPOCH):
+        if args.eval_strategy == "steps":
             return
         is_whole_epoch = state.epoch == int(state.epoch)
         is_end_of_epoch = state.global_step > 0 and (
@@ -341,7 +335,7 @@ class CalibrationMapCallback(CalibrationCallback):
 
     def __init__(self, scaler: Any, *, strategy: str = "end", **rows: Any) -> None:
         super().__init__(**rows)
-        check_option("strategy", strategy, STRATEGIES)
+        check_choice("strategy", strategy, STRATEGIES)
         check(
             strategy == "end" or not self.is_of_a_stock_trainer,
             "strategy to be 'end' for a stock Trainer, which has no event before its evaluations",
@@ -451,7 +445,7 @@ class TemperatureScalingCallback(CalibrationMapCallback):
     """
 
     def __init__(self, *, criterion: Any = "nll", **settings: Any) -> None:
-        check_option("criterion", criterion, get_args(Criterion))
+        check_choice("criterion", criterion, get_args(Criterion))
         self.scaling = TemperatureScaling(criterion=criterion)
         super().__init__(self.scaling, **settings)
 
@@ -567,6 +561,10 @@ def check_updates(
 ) -> dict[int, int] | None:
     """Raise for update settings that do not fit together; return the schedule, whose epochs may be JSON strings."""
     of_steps, of_schedule, of_samples = names
+    if steps is not None:
+        check_whole(of_steps, steps, 1, 10**9)
+    if samples is not None:
+        check_whole(of_samples, samples, 1, 10**12)
     read = None if schedule is None else _read_schedule(schedule)
     check(
         schedule is None or read is not None,
@@ -605,13 +603,13 @@ def _read_schedule(schedule: Any) -> dict[int, int] | None:
     return read if is_rising else None
 
 
-def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
-    """Raise unless a setting is one of the options."""
+def check_whole(name: str, value: object, least: int, most: int) -> None:
+    """Raise unless a setting is a whole number in a range."""
     check(
-        value in options,
-        f"{name} to be one of {options}",
+        type(value) is int and least <= value <= most,  # True is an int, too.
+        f"{name} to be a whole number, at least {least}, at most {most}",
         got=repr(value),
-        way_out=did_you_mean(value, options),
+        way_out="leave it out for the default",
     )
 
 

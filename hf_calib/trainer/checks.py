@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.losses.statistics.soft_labels import are_valid, look_soft
 from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.state import LOGGED_METRICS, is_turned_around, lower_is_better
-from hf_calib.trainer.first_rows import has_rows, is_multi_label
+from hf_calib.trainer.first_rows import FirstRows, has_rows, is_multi_label
 from hf_calib.trainer.labels import (
     Labels,
     Problem,
@@ -35,7 +35,6 @@ from hf_calib.trainer.labels import (
     read_labels,
 )
 
-_DECISIONS = "give 0 or 1 per class, or -100 to ignore a decision"
 _CALIBRATED = "_calibrated"
 _ADD_METRICS = {"evaluate", "evaluation_loop", "on_evaluate"}
 _OF_THE_TRAINER = (
@@ -225,17 +224,14 @@ class LoggedMetrics(NamedTuple):
         return max(sets, key=len, default=None)
 
 
-def may_have_other_metrics(trainer: Any) -> bool:
-    """Whether a function, subclass or callback of the user's may add metrics, whose names are then not known."""
-    callbacks = map(type, trainer.callback_handler.callbacks)
-    kinds = [kind for each in (type(trainer), *callbacks) for kind in each.__mro__]
-    adding = [kind for kind in kinds if _ADD_METRICS & vars(kind).keys()]
-    theirs = [
-        kind
-        for kind in adding
-        if not kind.__module__.startswith(("hf_calib.", "transformers."))
-    ]
-    return trainer.compute_metrics is not None or bool(theirs)
+def add_metrics(kinds: Iterable[type]) -> bool:
+    """Whether a trainer or callback of one of these classes may add metrics, whose names are not known."""
+    for each in kinds:
+        for kind in each.__mro__:
+            is_stock = kind.__module__.startswith(("hf_calib.", "transformers."))
+            if not is_stock and _ADD_METRICS & vars(kind).keys():
+                return True
+    return False
 
 
 class Objective(NamedTuple):
@@ -299,67 +295,67 @@ def _comparable(name: str) -> str | Decimal:
     return str(name).casefold() if number is None else number
 
 
+class Split(NamedTuple):
+    """A dataset whose labels are checked."""
+
+    dataset: Any
+    role: str
+    # A user's collator or the transform of a dataset may change the labels later.
+    is_stock: bool
+
+
 class LabelCheck(NamedTuple):
     """What the labels of all splits have to fit."""
 
     problem: Problem
     class_names: Sequence[str]
     names_of_splits: Sequence[str]  # Of the first split that names its classes.
-    label_key: str
-    # A user's collator or the transform of a dataset may change the labels later.
+    first_rows: FirstRows  # Labels as they arrive.
     collator_is_stock: bool
-    labels_of_rows: Callable[[Any, str, list[int]], list[Tensor]]  # As they arrive.
 
     def check(self, dataset: Any, role: str) -> None:
         """Raise for labels that are missing, names or out of range, if the dataset has a label column."""
         may_change = has_transform(dataset)
-        is_stock = self.collator_is_stock and not may_change
-        if is_stock and self.problem.answers is None:
-            self._check_order(dataset, role)
-        found = read_labels(dataset, self.label_key)
+        split = Split(dataset, role, self.collator_is_stock and not may_change)
+        if split.is_stock and self.problem.answers is None:
+            self._check_order(split)
+        found = read_labels(dataset, self.first_rows.label_key)
         if found is None:
             return
-        requirement = f"labels of the {role} split to be"
         found.check_given(role)
         if len(found.values) == 0:
             return
         # Of a calibration split this matters only if something is fitted to it.
-        check(
-            not is_stock
-            or role == "calibration"
-            or bool((found.values != IGNORE_INDEX).any()),
-            f"labels of the {role} split to be given",
-            got="-100 in every row",
-            way_out="check its label column",
-        )
+        if split.is_stock and role != "calibration":
+            found.check_not_ignored(role, "check its label column")
         first = found.values[0]
         check(
             may_change or not isinstance(first, str),
-            f"{requirement} class indices",
+            f"labels of the {role} split to be class indices",
             got=f"{str(first)!r} in row {found.rows[0]}",
             way_out="number them alike in all splits: dataset.cast_column('label', ClassLabel(names=[...])), with the "
             "model's names in their order",
         )
-        is_number = found.values.dtype.kind in "iuf"
-        if not is_number:
+        if found.values.dtype.kind not in "iuf":
             return
-        if self._are_soft(found):
-            self._check_shares(found, dataset, role, is_stock=is_stock)
+        if self.problem.reads_soft_labels and found.are_lists_of_floats:
+            self._check_shares(found, split)
         elif self.problem.answers is None:
-            self._check_kind_is_known(found, role)
-            self._check_range(found, dataset, role, is_stock=is_stock)
+            if self.problem.multi_label is None and found.are_lists_of_floats:
+                self._check_kind_is_known(found, role)
+            self._check_range(found, split)
         elif not may_change:
             self.problem.answers.check(found, role)
 
-    def _check_order(self, dataset: Any, role: str) -> None:
+    def _check_order(self, split: Split) -> None:
         """Raise for a column that numbers the classes in another way than the model, or than the first split."""
-        names = names_of_classes(dataset, self.label_key)
+        names = names_of_classes(split.dataset, self.first_rows.label_key)
         here = [_comparable(name) for name in names]
         of_model = [_comparable(name) for name in self.class_names]
         places = {name: index for index, name in enumerate(of_model)}
         check(
             all(places.get(name, index) == index for index, name in enumerate(here)),
-            f"the classes of the {role} split to be in the model's order ({few(self.class_names)})",
+            f"the classes of the {split.role} split to be in the model's order ({few(self.class_names)})",
             got=few(names),
             way_out="call dataset.align_labels_with_mapping(model.config.label2id, column)",
         )
@@ -368,51 +364,35 @@ class LabelCheck(NamedTuple):
         n_shared = min(len(here), len(first))
         check(
             here[:n_shared] == first[:n_shared] or set(here).isdisjoint(first),
-            f"the classes of the {role} split to be numbered as in the other splits ({few(self.names_of_splits)})",
+            f"the classes of the {split.role} split to be numbered as in the other splits "
+            f"({few(self.names_of_splits)})",
             got=few(names),
             way_out="call dataset.align_labels_with_mapping({name: index}, column) with the same numbers for each "
             "split, or encode all splits together",
         )
 
-    def _check_range(
-        self, found: Labels, dataset: Any, role: str, *, is_stock: bool
-    ) -> None:
+    def _check_range(self, found: Labels, split: Split) -> None:
         """Raise for the first label that is out of range, unless its row arrives with others."""
-        fits = self._fits(found.values, role)
+        is_of_fit = split.role == "calibration"
+        fits = self._fits(found.values, is_of_fit=is_of_fit)
         if fits.all():
             return
-        rows = found.rows[~fits]
-        arriving = self.labels_of_rows(dataset, role, [int(rows[0])])
-        if not arriving and not is_stock:
-            return
-        if arriving and self._fits(arriving[0].numpy(), role).all():
-            return
-        multi_label = self._is_multi_label(found.values)
         requirement = f"in [0, {self.problem.n_classes})"
         way_out = "set num_labels when the model is loaded, or relabel"
-        if multi_label:
-            requirement = "0 or 1" if role == "calibration" else "in [0, 1]"
-            way_out = _DECISIONS
-        n_rows = len(np.unique(rows))
-        check(
-            False,
-            f"labels of the {role} split to be {requirement}",
-            got=f"{found.values[~fits][0]} in row {rows[0]} ({counted(n_rows, 'such row')})",
-            way_out=way_out,
-        )
+        if self._is_multi_label(found.values):
+            requirement = "0 or 1" if is_of_fit else "in [0, 1]"
+            way_out = "give 0 or 1 per class, or -100 to ignore a decision"
 
-    def _are_soft(self, found: Labels) -> bool:
-        """Whether the labels are lists of floats, and the model has one softmax."""
-        is_float = found.values.dtype.kind == "f"
-        has_lists = len(found.values) > len(np.unique(found.rows))
-        return self.problem.reads_soft_labels and is_float and has_lists
+        def arrives_right(labels: Tensor) -> bool:
+            return bool(self._fits(labels.numpy(), is_of_fit=is_of_fit).all())
+
+        wrong = Wrong(found.rows[~fits], str(found.values[~fits][0]), arrives_right)
+        self._refuse(wrong, split, requirement, way_out)
 
     def _check_kind_is_known(self, found: Labels, role: str) -> None:
-        """Raise for rows of fractions that sum to 1, unless the problem type says what they are."""
-        rows, n_values = np.unique(found.rows, return_counts=True)
-        is_open = self.problem.multi_label is None
-        has_lists = len(rows) < len(found.values) and len(np.unique(n_values)) == 1
-        if not (is_open and has_lists and found.values.dtype.kind == "f"):
+        """Raise for rows of fractions that sum to 1, because the problem type does not say what they are."""
+        rows, n_values = found.row_sizes
+        if len(np.unique(n_values)) > 1:
             return
         labels = torch.tensor(found.values).reshape(len(rows), -1)
         _, are_soft = look_soft(labels)
@@ -424,11 +404,9 @@ class LabelCheck(NamedTuple):
             "to 'multi_label_classification' for a sigmoid per class",
         )
 
-    def _check_shares(
-        self, found: Labels, dataset: Any, role: str, *, is_stock: bool
-    ) -> None:
+    def _check_shares(self, found: Labels, split: Split) -> None:
         """Raise for the first row of soft labels that is not one share for each class, unless it arrives as such."""
-        rows, n_values = np.unique(found.rows, return_counts=True)
+        rows, n_values = found.row_sizes
         n_classes = self.problem.n_classes or int(n_values[0])
         fits = n_values == n_classes
         requirement = f"one share for each of the {n_classes} classes"
@@ -437,22 +415,36 @@ class LabelCheck(NamedTuple):
             requirement = "shares of at least 0 whose rows sum to 1"
         if fits.all():
             return
-        row = int(rows[~fits][0])
-        arriving = self.labels_of_rows(dataset, role, [row])
-        if not arriving and not is_stock:
-            return
-        if arriving and not arriving[0].is_floating_point():
-            return
-        if arriving and _are_soft_labels(arriving[0], n_classes).all():
-            return
-        own = found.values[found.rows == row]
-        n_wrong = int((~fits).sum())
+
+        def arrives_right(labels: Tensor) -> bool:
+            if not labels.is_floating_point():
+                return True
+            return bool(_are_soft_labels(labels, n_classes).all())
+
+        wrong_rows = rows[~fits]
+        own = found.values[found.rows == wrong_rows[0]]
+        wrong = Wrong(wrong_rows, few(own.tolist()), arrives_right)
+        way_out = (
+            "divide each row by its sum, and give -100 for every class to ignore it; for several labels per "
+            "row set the model's problem_type to 'multi_label_classification'"
+        )
+        self._refuse(wrong, split, requirement, way_out)
+
+    def _refuse(
+        self, wrong: Wrong, split: Split, requirement: str, way_out: str
+    ) -> None:
+        """Raise for the first of some rows, unless its labels arrive right, or may do so after a user's code."""
+        row = int(wrong.rows[0])
+        arriving = self.first_rows.labels(split.dataset, split.role, [row])
+        may_be_right = not split.is_stock
+        if arriving:
+            may_be_right = wrong.arrives_right(arriving[0])
+        n_rows = len(np.unique(wrong.rows))
         check(
-            False,
-            f"labels of the {role} split to be {requirement}",
-            got=f"{few(own.tolist())} in row {row} ({counted(n_wrong, 'such row')})",
-            way_out="divide each row by its sum, and give -100 for every class to ignore it; for several labels per "
-            "row set the model's problem_type to 'multi_label_classification'",
+            may_be_right,
+            f"labels of the {split.role} split to be {requirement}",
+            got=f"{wrong.shown} in row {row} ({counted(n_rows, 'such row')})",
+            way_out=way_out,
         )
 
     def _is_multi_label(self, values: NDArray[Any]) -> bool:
@@ -460,18 +452,24 @@ class LabelCheck(NamedTuple):
             return values.dtype.kind == "f"
         return self.problem.multi_label
 
-    def _fits(self, values: NDArray[Any], role: str) -> NDArray[np.bool_]:
-        """Whether each label is in range or ignored."""
-        n_classes = self.problem.n_classes
+    def _fits(self, values: NDArray[Any], *, is_of_fit: bool) -> NDArray[np.bool_]:
+        """Whether each label is in range or ignored; calibrator and gammas are fitted to decisions."""
         if not self._is_multi_label(values):
-            fits = values >= 0
-            if n_classes:
-                fits &= values < n_classes
-        elif role == "calibration":  # Calibrator and gammas are fitted to decisions.
+            n_classes = self.problem.n_classes or np.inf
+            fits = (values >= 0) & (values < n_classes)
+        elif is_of_fit:
             fits = np.isin(values, (0, 1))
         else:
             fits = (values >= 0) & (values <= 1)
         return fits | (values == IGNORE_INDEX)
+
+
+class Wrong(NamedTuple):
+    """Rows whose labels are wrong in their dataset."""
+
+    rows: NDArray[np.int64]
+    shown: str  # The labels of the first one.
+    arrives_right: Callable[[Tensor], bool]  # Whether these labels of it are right.
 
 
 def _are_soft_labels(labels: Tensor, n_classes: int) -> NDArray[np.bool_]:
@@ -554,12 +552,8 @@ def check_calibration_split(
         way_out=way_out,
     )
     found = read_labels(dataset, label_key)
-    check(
-        found is None or bool((found.values != IGNORE_INDEX).any()),
-        "labels of the calibration split to be given",
-        got="-100 in every row",
-        way_out=way_out,
-    )
+    if found is not None:
+        found.check_not_ignored("calibration", way_out)
 
 
 # ---- Roles of the splits ----
@@ -608,38 +602,37 @@ def check_gammas_have_rows(loss_name: str, splits: Splits) -> None:
 def warn_of_roles(splits: Splits, fitted: str) -> None:
     """Warn if a split has two roles, or if no split is given for what is fitted."""
     what = fitted[0].upper() + fitted[1:]
+    held_out = splits.held_out
     hold_out = "Hold some examples out as calibration_dataset."
-    calibration = splits.held_out
-    is_reported = [calibration is split for split in splits.evaluation_sets]
-    trains_on_reported = [splits.train is split for split in splits.evaluation_sets]
-    if calibration is None:
-        found = (
-            "several evaluation sets"
-            if isinstance(splits.evaluation, dict)
-            else "no evaluation set either"
-        )
-        text = (
-            f"There is no calibration_dataset, and {found}. {what} will not be fitted, so probabilities will not be "
-            "calibrated. Pass calibration_dataset, or set calibration_method='none'."
-        )
-    elif calibration is splits.train:
-        text = (
+    instead = "no evaluation set either"
+    if isinstance(splits.evaluation, dict):
+        instead = "several evaluation sets"
+    reported = [rows for rows in splits.evaluation_sets if rows is not None]
+    warned_of = [
+        (
+            held_out is None,
+            f"There is no calibration_dataset, and {instead}. {what} will not be fitted, so probabilities will not be "
+            "calibrated. Pass calibration_dataset, or set calibration_method='none'.",
+        ),
+        (
+            held_out is splits.train,
             f"The training split is also the calibration split. {what} will follow a model that has seen these "
-            f"examples, and the result will be over-confident. {hold_out}"
-        )
-    elif any(is_reported):
-        text = (
+            f"examples, and the result will be over-confident. {hold_out}",
+        ),
+        (
+            any(held_out is rows for rows in reported),
             f"The evaluation split is also the calibration split. {what} will follow the examples that are reported, "
-            f"so the reported calibration is optimistic. {hold_out}"
-        )
-    elif splits.train is not None and any(trains_on_reported):
-        text = (
+            f"so the reported calibration is optimistic. {hold_out}",
+        ),
+        (
+            any(splits.train is rows for rows in reported),
             "The training split is also the evaluation split. The reported metrics are of examples that the model has "
-            "seen, and are optimistic. Hold some examples out as eval_dataset."
-        )
-    else:
-        return
-    warnings.warn(text, stacklevel=5)
+            "seen, and are optimistic. Hold some examples out as eval_dataset.",
+        ),
+    ]
+    texts = [text for holds, text in warned_of if holds]
+    if texts:
+        warnings.warn(texts[0], stacklevel=5)
 
 
 def warn_of_fits_at_evaluations(

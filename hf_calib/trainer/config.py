@@ -17,10 +17,10 @@ from transformers import TrainingArguments
 from hf_calib._errors import check, few
 from hf_calib._records import each_once
 from hf_calib.losses import AdaptiveLoss, make_loss
-from hf_calib.metrics.checks import check_flag
+from hf_calib.metrics.checks import check_choice, check_flag
 from hf_calib.metrics.state import lower_is_better
 from hf_calib.scaling import FOLDABLE_SCALERS, TemperatureScaling
-from hf_calib.trainer.callbacks import STRATEGIES, check_option, check_updates
+from hf_calib.trainer.callbacks import STRATEGIES, check_updates, check_whole
 
 if TYPE_CHECKING:
     ClassWeights = list[float] | str | None
@@ -46,8 +46,6 @@ METRIC_SCHEDULES = (
 )  # They read metric_for_best_model.
 _WHOLE = {
     "n_bins": (1, 10_000),
-    "gamma_update_steps": (1, 10**9),
-    "gamma_update_samples": (1, 10**12),
     "seed": (0, 2**32 - 1),  # NumPy takes no others.
     "data_seed": (0, 2**63 - 1),
 }
@@ -130,17 +128,12 @@ class CalibrationConfig:
         """Raise if a value is out of range or two values do not fit together."""
         self.loss_kwargs = read_mapping(self.loss_kwargs)
         for name, options in _OPTIONS.items():
-            check_option(name, getattr(self, name), options)
+            check_choice(name, getattr(self, name), options)
         for name, (least, most) in _WHOLE.items():
-            value = getattr(self, name, None)  # A separate configuration has no seeds.
-            is_whole = type(value) is int and least <= value <= most
-            may_be_none = name != "n_bins"
-            check(
-                is_whole or (value is None and may_be_none),
-                f"{name} to be a whole number, at least {least}, at most {most}",
-                got=repr(value),
-                way_out="leave it out for the default",
-            )
+            # A separate configuration has no seeds, and for these None is a default.
+            value = getattr(self, name, None)
+            if value is not None or name == "n_bins":
+                check_whole(name, value, least, most)
         check_flag("gather_batch", self.gather_batch)
         self.gamma_update_schedule = check_updates(
             ("gamma_update_steps", "gamma_update_schedule", "gamma_update_samples"),
@@ -226,7 +219,7 @@ class CalibrationConfig:
         criterion = self.temperature_criterion
         if method is None:
             method = "auto" if criterion == "nll" else "temperature"
-        check_option("calibration_method", method, CALIBRATION_METHODS)
+        check_choice("calibration_method", method, CALIBRATION_METHODS)
         wants_none = "set calibration_method='none' for no calibrator"
         check(
             criterion == "nll"

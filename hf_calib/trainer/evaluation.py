@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hf_calib._compat import full_float32
 from hf_calib._errors import check
+from hf_calib.losses import logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.state import LOGGED_METRICS, CalibrationState
 from hf_calib.predictions.predictions import Predictions
@@ -74,7 +75,7 @@ class Evaluation:
         self.has_soft_labels = False
         self.rows: list[Batch] = []  # What is kept.
         self.lengths: list[Tensor] = []  # Lengths of the sentences in `rows` of tokens.
-        # What compute_loss has read of the batch in hand; `passes.watched` empties it before each batch.
+        # What compute_loss has read of the batch in hand; `WatchedStep` empties it before each batch.
         self.read_by_the_loss: Batch | None = None
         # The batches come from this loader. One that is under way already, as that of a training, says nothing of them.
         self.loader: Any = None
@@ -316,6 +317,59 @@ class Evaluation:
             sentences=sentences,
             validate=False,  # A model that has diverged has NaN, which the caller reports.
         )
+
+
+class WatchedStep:
+    """A trainer's `prediction_step` that also adds each batch to a pass."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        current: Evaluation,
+        *,
+        next_token: bool,
+        label_names: Sequence[str],
+        normalizer: Callable[[Tensor], Tensor] | None,
+        keeps_losses: bool,
+    ) -> None:
+        self.step = step
+        self.current = current
+        self._next_token = next_token
+        self._has_several_labels = len(label_names) > 1
+        self._label_names = label_names
+        self._normalizer = normalizer
+        self._keeps_losses = keeps_losses
+
+    def __call__(
+        self,
+        model: Any,
+        inputs: Any,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> Any:
+        current = self.current
+        current.read_by_the_loss = None
+        # The Trainer computes no loss of rows that have some of the labels.
+        if self._has_several_labels and any(
+            inputs.get(name) is not None for name in self._label_names
+        ):
+            of_labels.check_one_label(self._label_names)
+        # Without the logits there are no metrics.
+        loss, logits, labels = self.step(model, inputs, False, ignore_keys=ignore_keys)
+        batch = current.read_by_the_loss
+        if batch is not None and loss is not None and self._normalizer is not None:
+            current.add_loss(loss, self._normalizer(batch.labels))
+            # The loop's mean would weight each batch by its rows, also those that are ignored.
+            loss = loss if self._keeps_losses else None
+        # A compute_loss of another trainer.
+        if batch is None and isinstance(labels, Tensor):
+            aligned = of_labels.aligned_labels(labels, next_token=self._next_token)
+            batch = Batch(logits_of(logits), aligned)
+        if batch is not None:
+            current.add(batch.logits, batch.labels)
+        if prediction_loss_only:
+            return loss, None, None
+        return loss, logits, labels
 
 
 def _joined(batches: list[Batch]) -> Batch:

@@ -49,12 +49,34 @@ class Labels(NamedTuple):
     def check_given(self, role: str) -> None:
         """Raise if rows have a label of None."""
         n_missing = len(self.missing)
+        if n_missing == 0:
+            return
         check(
-            n_missing == 0,
+            False,
             f"labels of the {role} split to be given in every row",
-            got=f"None in row {sum(self.missing[:1])} ({counted(n_missing, 'such row')})",
+            got=f"None in row {self.missing[0]} ({counted(n_missing, 'such row')})",
             way_out="label these rows, drop them, or give -100 to ignore them",
         )
+
+    def check_not_ignored(self, role: str, way_out: str) -> None:
+        """Raise if all rows are ignored."""
+        check(
+            bool((self.values != IGNORE_INDEX).any()),
+            f"labels of the {role} split to be given",
+            got="-100 in every row",
+            way_out=way_out,
+        )
+
+    @property
+    def row_sizes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The rows with labels, and their numbers of labels."""
+        return np.unique(self.rows, return_counts=True)
+
+    @property
+    def are_lists_of_floats(self) -> bool:
+        """Whether rows have several floats: soft labels, or one for each of several labels."""
+        rows, _ = self.row_sizes
+        return self.values.dtype.kind == "f" and len(rows) < len(self.values)
 
 
 def label_columns(label_key: str) -> tuple[str, ...]:

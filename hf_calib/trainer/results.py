@@ -32,6 +32,7 @@ class Results:
     """What is known of a run at some time, for its records and its report."""
 
     loss: CalibrationLoss
+    loss_record: Mapping[str, Any]  # Empty if the training was with another loss.
     splits: Splits
     n_bins: int
     n_classes: int | None
@@ -62,26 +63,23 @@ def about_map(
     results: Results, scaler: Any, split: str, n_examples: int
 ) -> dict[str, Any]:
     """The further entries of calibration.json: the loss, the rows and the base model, as far as recorded."""
-    loss = results.loss
     names = results.class_names
-    is_pair = results.n_classes == 1 and not loss.multi_label
+    trained_with = results.loss_record
+    is_pair = results.n_classes == 1 and not results.loss.multi_label
     known = {
         "criterion": getattr(scaler, "criterion", None),
         "split": split,
         "n_examples": n_examples,
-        "loss": loss.name,
-        "loss_kwargs": loss.hyperparameters,
-        "class_weights": None
-        if loss.class_weights is None
-        else loss.class_weights.tolist(),
-        "pos_weight": None if loss.pos_weight is None else loss.pos_weight.tolist(),
+        "loss": trained_with.get("loss"),
+        "loss_kwargs": trained_with.get("hyperparameters"),
+        "class_weights": trained_with.get("class_weights"),
+        "pos_weight": trained_with.get("pos_weight"),
         **(OF_PAIRS if is_pair else {}),
         "folded": False,
         "data": _data(results, split, n_examples),
         "base_model": results.base_model if is_hub_name(results.base_model) else None,
-        "class_names": [
-            names[index] for index in sorted(names)
-        ],  # Adapters do not have them.
+        # Adapters do not have them.
+        "class_names": [names[index] for index in sorted(names)],
     }
     return {key: value for key, value in known.items() if value is not None}
 

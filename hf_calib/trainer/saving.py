@@ -8,13 +8,13 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from accelerate.utils import gather_object
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
@@ -147,9 +147,8 @@ def _table_of(loss: AdaptiveLoss, path: Path) -> dict[str, Any]:
     theirs = json.loads(recorded.get("hyperparameters", "null"))
     if "loss" not in recorded or not isinstance(theirs, dict):
         raise ValueError("a file that does not say its loss")
-    # A hyperparameter or tensor that is missing there was introduced after the file was written.
-    differing = [name for name, value in theirs.items() if ours.get(name) != value]
-    if recorded["loss"] != loss.name or differing:
+    # A hyperparameter that is missing there was introduced after the file was written.
+    if recorded["loss"] != loss.name or not theirs.items() <= ours.items():
         raise ValueError(f"the table of loss {recorded['loss']!r} with {theirs}")
     return table
 
@@ -204,9 +203,9 @@ def check_goes_on(
         theirs = found["hyperparameters"]
         # One that is missing there was introduced after the checkpoint was written.
         own = ours["hyperparameters"]
-        known = {name: own[name] for name in own if name in theirs}
+        is_like_ours = {**found, "hyperparameters": own} == ours
         check(
-            {**ours, "hyperparameters": known} == found,
+            is_like_ours and theirs.items() <= own.items(),
             f"resume_from_checkpoint to be of a training with {_in_words(ours)}",
             got=f"{folder}, of one with {_in_words(found)}",
             way_out=way_out,
@@ -418,39 +417,6 @@ def save_beside(folder: Path, loss: CalibrationLoss, fitted: SavedMap | None) ->
         save_map(fitted.scaler, folder, fitted.about)
     if not has_rule_of(folder, fitted.about if fitted else {}):
         remove_files(folder, rule_files(folder))
-
-
-class PushSettings(NamedTuple):
-    """Where a push goes; the names are those of `hf_calib.export.hub.push_folder`."""
-
-    message: str
-    create_pr: bool
-    run_as_future: bool
-    token: str | None
-    revision: str | None
-    private: bool | None
-
-
-def push_settings(
-    message: str | None, given: dict[str, Any], args: Any
-) -> PushSettings:
-    """Take the settings of a push out of the arguments of `push_to_hub`; the others stay, for the model card.
-
-    What is not given is as in the Trainer's arguments.
-    """
-
-    def taken(name: str, default: Any) -> Any:
-        value = given.pop(name, None)
-        return default if value is None else value
-
-    return PushSettings(
-        message=message or "End of training",
-        create_pr=given.pop("create_pr", False),
-        run_as_future=not given.pop("blocking", True),
-        token=taken("token", args.hub_token),
-        revision=taken("revision", args.hub_revision),
-        private=taken("private", args.hub_private_repo),
-    )
 
 
 def card_settings(

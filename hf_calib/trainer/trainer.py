@@ -8,7 +8,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,10 @@ from sklearn.base import clone
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, Trainer
-from transformers.trainer_utils import (
-    EvalLoopOutput,
-    IntervalStrategy,
-    SaveStrategy,
-    default_compute_objective,
-)
+from transformers.trainer_utils import default_compute_objective
 
 from hf_calib._compat import load_saved_names
-from hf_calib._errors import check, few
+from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._hub import CARD, with_owner
 from hf_calib.cards.card import repair_stock_card, write_card
 from hf_calib.export.folder import (
@@ -58,8 +52,8 @@ from hf_calib.trainer.config import (
     CalibrationTrainingArguments,
     hub_token_left_out,
 )
-from hf_calib.trainer.evaluation import Batch, Evaluation
-from hf_calib.trainer.first_rows import first_batch, is_multi_label, labels_of_rows
+from hf_calib.trainer.evaluation import Batch, Evaluation, WatchedStep
+from hf_calib.trainer.first_rows import FirstRows, is_multi_label
 from hf_calib.trainer.labels import PLACES, AnswerOptions, Problem
 from hf_calib.trainer.results import Results
 from hf_calib.trainer.saving import (
@@ -98,7 +92,6 @@ class CalibrationMixin(Trainer):
     said_left_out = False
     has_pushed_a_map = False
     during_training = False  # A callback ends it after the last step.
-    current_pass: Evaluation | None = None  # The pass that is running.
     _planned_pass: Evaluation | None = None  # What `evaluate` hands to its loop.
     _resume_from: str | None = None
     _trial_of_search: Any = None
@@ -222,15 +215,28 @@ class CalibrationMixin(Trainer):
         is_of_other_weights = last is not None and last.is_of_other_weights
         return Results(
             loss=self.calibration_loss,
+            loss_record=self._loss_record,
             splits=self.splits,
             n_bins=self.calibration_config.n_bins,
             n_classes=self.n_classes,
             class_names=self.class_names,
-            base_model=getattr(self.model_config, "_name_or_path", None),
+            base_model=getattr(self.model_config, "name_or_path", None),
             mixed_precision=self.accelerator.mixed_precision,
             fitted=self.fitted_map,
             evaluation=None if is_of_other_weights else self.last_evaluation,
         )
+
+    @property
+    def _loss_record(self) -> dict[str, Any]:
+        """The loss in JSON types; empty for a function of the user's, which has no name."""
+        if self.compute_loss_func is not None:
+            return {}
+        return saving.loss_record(self.calibration_loss)
+
+    @property
+    def first_rows(self) -> FirstRows:
+        """The first rows of the datasets as the batches will have them."""
+        return FirstRows(self.get_test_dataloader, self.label_key)
 
     def _make_loss(self) -> None:
         """Make the configured loss and callbacks."""
@@ -277,7 +283,7 @@ class CalibrationMixin(Trainer):
         labels = None
         if self.answers is None:  # Otherwise the column has tokens.
             labels = of_labels.read_labels(self.train_dataset, self.label_key)
-        arriving = partial(labels_of_rows, self, self.train_dataset, "training")
+        arriving = partial(self.first_rows.labels, self.train_dataset, "training")
         return balance(labels, self.n_classes, arriving)
 
     def _check_model(self) -> None:
@@ -310,9 +316,9 @@ class CalibrationMixin(Trainer):
     def _reads_best(self) -> bool:
         """Whether the metric that selects the best model is read: the Trainer does after each evaluation."""
         return (
-            self.args.eval_strategy != IntervalStrategy.NO
+            self.args.eval_strategy != "no"
             or self.args.load_best_model_at_end
-            or self.args.save_strategy == SaveStrategy.BEST
+            or self.args.save_strategy == "best"
             or self.args.lr_scheduler_type in METRIC_SCHEDULES
         )
 
@@ -340,10 +346,11 @@ class CalibrationMixin(Trainer):
         # A search without evaluations during training has one at the end.
         fits_at_the_end = fitting is not None and self.args.eval_strategy == "no"
         has_split = self.calibration_split is not None
+        kinds = map(type, [self, *self.callback_handler.callbacks])
         return checks.LoggedMetrics(
             self.eval_dataset,
             has_calibrated=has_split and (fits_before or fits_at_the_end),
-            has_others=checks.may_have_other_metrics(self),
+            has_others=self.compute_metrics is not None or checks.add_metrics(kinds),
         )
 
     def _take_objective(self, trial: Any) -> None:
@@ -464,72 +471,73 @@ class CalibrationMixin(Trainer):
             fitted.append(fitting.title)
         problem = self.problem
         if self.reads_labels:
-            kind = self._check_rows(fits=bool(fitted) and self.has_own_loss)
-            problem = problem._replace(multi_label=kind)
+            is_fitted_to = (
+                self.calibration_split if fitted and self.has_own_loss else None
+            )
+            problem = problem._replace(multi_label=self._check_rows(is_fitted_to))
         if fitting is not None:
             maps.check_goes_with(fitting.scaler, problem)
 
         if self.is_world_process_zero():
+            config = self.calibration_config
             if fitted:
                 checks.warn_of_roles(self.splits, " and ".join(fitted))
             checks.warn_of_fits_at_evaluations(
-                self.calibration_config.calibration_strategy,
-                has_evaluations=self.args.eval_strategy != IntervalStrategy.NO
+                config.calibration_strategy,
+                has_evaluations=self.args.eval_strategy != "no"
                 or self.args.eval_on_start,
                 has_calibrator=fitting is not None,
             )
-            gathers = self.calibration_config.gather_batch
             checks.warn_of_split_batches(
-                self.calibration_loss, self.args, gathers=gathers
+                self.calibration_loss, self.args, gathers=config.gather_batch
             )
 
-    def _check_rows(self, *, fits: bool) -> bool | None:
+    def _check_rows(self, fitted_to: Any) -> bool | None:
         """Raise for rows or labels that model, loss, fit or metric cannot read; return whether a row has several."""
         key = self.label_key
-        forward = without_adapters(self.unwrapped_model).forward
-        labels_of_all = {key, "label", "label_ids"}
-        inputs = inspect.signature(forward).parameters.keys() - labels_of_all
-        collator_module = str(getattr(self.data_collator, "__module__", ""))
-        named = [
-            checks.names_of_classes(dataset, key)
-            for dataset in self.splits.by_name().values()
-        ]
-        labels = checks.LabelCheck(
-            problem=self.problem,
-            class_names=list(self.class_names.values()),
-            names_of_splits=next(filter(None, named), []),
-            label_key=key,
-            collator_is_stock=collator_module.startswith("transformers."),
-            labels_of_rows=partial(labels_of_rows, self),
-        )
-        gammas = self.own_callbacks.find(AdaFocalCallback)
-        n_samples = None if gammas is None else gammas.n_samples
+        loss = self.calibration_loss
+        labels = self._label_check()
         multi_label = self.problem.multi_label
         best = self._key_of_best if self._reads_best else None
         selecting = None if best is None else self._logged_metrics.labelled_for(best)
+        forward = without_adapters(self.unwrapped_model).forward
+        inputs = inspect.signature(forward).parameters.keys()
         for role, dataset in self.splits.by_name().items():
-            checks.check_inputs(dataset, role, inputs)
+            checks.check_inputs(dataset, role, inputs - {*of_labels.label_columns(key)})
             labels.check(dataset, role)
-            is_fitted_to = (
-                fits and dataset is not None and dataset is self.calibration_split
-            )
+            is_fitted_to = dataset is not None and dataset is fitted_to
             # Other datasets may change when they are read, as an epoch does.
             if not is_fitted_to and not of_labels.is_in_memory(dataset):
                 continue
-            batch = first_batch(self, dataset, role)
+            batch = self.first_rows.batch(dataset, role)
             if is_fitted_to:
+                gammas = self.own_callbacks.find(AdaFocalCallback)
+                n_samples = None if gammas is None else gammas.n_samples
                 checks.check_calibration_split(dataset, batch, key, n_samples)
             if best is not None and dataset is selecting:
                 checks.check_has_labels(batch, role, key, best)
-            checks.check_kind(batch, role, key, multi_label, self.calibration_loss)
+            checks.check_kind(batch, role, key, multi_label, loss)
             if is_fitted_to and self.own_callbacks.find(CalibrationMapCallback):
                 are_soft = is_multi_label(batch, key) and multi_label is False
                 maps.check_has_hard_labels(are_soft=bool(are_soft))
             if multi_label is None:  # As the first batch of the training will decide.
                 multi_label = is_multi_label(batch, key)
         if multi_label is False:
-            self.calibration_loss.check_no_pos_weight("one label per row")
+            loss.check_no_pos_weight("one label per row")
         return multi_label
+
+    def _label_check(self) -> checks.LabelCheck:
+        """What labels have to fit: the problem, and the names of classes of the model and of the first split."""
+        collator_module = str(getattr(self.data_collator, "__module__", ""))
+        splits = self.splits.by_name().values()
+        named = [checks.names_of_classes(rows, self.label_key) for rows in splits]
+        return checks.LabelCheck(
+            problem=self.problem,
+            class_names=list(self.class_names.values()),
+            names_of_splits=next(filter(None, named), []),
+            first_rows=self.first_rows,
+            collator_is_stock=collator_module.startswith("transformers."),
+        )
 
     def _begin_training(self, begin: Callable[..., Any], *given: Any) -> Any:
         """Run the handler's begin event, once the callbacks are those of this run."""
@@ -538,9 +546,9 @@ class CalibrationMixin(Trainer):
         self.own_callbacks.arrange()  # The Trainer may have restored callbacks from a checkpoint.
         # Checkpoints have this state.
         states: Any = self.state.stateful_callbacks
-        if self.compute_loss_func is None:
-            states[saving.LOSS_RECORD] = saving.loss_record(self.calibration_loss)
-        else:  # It is a function of the user's, without a name.
+        if self._loss_record:
+            states[saving.LOSS_RECORD] = self._loss_record
+        else:
             states.pop(saving.LOSS_RECORD, None)
         self.during_training = True
         self._trained_in = {each.dtype for each in self.unwrapped_model.parameters()}
@@ -571,10 +579,7 @@ class CalibrationMixin(Trainer):
             return batches, count
         # Another compute_loss may not support ignored rows.
         if batches and self.has_own_loss:
-            loader = self.callback_handler.train_dataloader
-            of_labels.ignore_repeated_rows(
-                batches[-1], self.label_key, loader, self.accelerator
-            )
+            self._ignore_repeats(batches[-1], self.callback_handler.train_dataloader)
         labels = [
             batch[self.label_key].to(device)
             for batch in batches
@@ -604,7 +609,8 @@ class CalibrationMixin(Trainer):
         loss_reduction="sum"; see `get_batch_samples`), times the number of processes, over which DDP averages, and the
         accumulation steps if the Trainer divides by them. Without `num_items_in_batch` it is the mean of this batch.
         """
-        if self.reads_labels:
+        # The Trainer finds the names in the model's signature, so only a batch tells whether there are such columns.
+        if self.reads_labels and len(self.label_names) > 1:
             of_labels.check_one_label(self.label_names)
         if self.compute_loss_func is not None:
             return super().compute_loss(
@@ -612,10 +618,7 @@ class CalibrationMixin(Trainer):
             )
         if not model.training:
             num_items_in_batch = None  # Its mean; the pass weights it by its rows.
-            loader = self.callback_handler.eval_dataloader
-            of_labels.ignore_repeated_rows(
-                inputs, self.label_key, loader, self.accelerator
-            )
+            self._ignore_repeats(inputs, self.callback_handler.eval_dataloader)
 
         outputs, logits, labels = self.logits_and_labels(model, inputs)
         logits = logits_of(logits)
@@ -639,6 +642,13 @@ class CalibrationMixin(Trainer):
             return loss, (loss, outputs)
         return loss, outputs
 
+    def _ignore_repeats(self, batch: Any, loader: Any) -> None:
+        """Ignore the rows that accelerate repeats so that all of several processes have equal batches."""
+        if self.accelerator.num_processes > 1:
+            of_labels.ignore_repeated_rows(
+                batch, self.label_key, loader, self.accelerator
+            )
+
     def _set_problem_type(self, *, multi_label: bool) -> None:
         """Take the kind of the problem from the first batch, because the model's config does not say it."""
         self.calibration_loss.multi_label = multi_label
@@ -648,8 +658,9 @@ class CalibrationMixin(Trainer):
 
     def _remember(self, inputs: dict[str, Any], batch: Batch) -> None:
         """Give a batch to the pass that is running, and keep some rows of the first one as an example."""
-        if self.current_pass is not None:
-            self.current_pass.read_by_the_loss = batch
+        current = self.current_pass
+        if current is not None:
+            current.read_by_the_loss = batch
         if self.example_batch is None:
             not_inputs = {self.label_key, *self.not_for_the_model}
             self.example_batch = {
@@ -677,13 +688,15 @@ class CalibrationMixin(Trainer):
         The model is called without labels. Override this method if batches or logits are made in another way.
         """
         labels = inputs.get(self.label_key)
-        check(
-            labels is not None,
-            f"the batch to have {self.label_key!r}",
-            got=f"only {sorted(inputs)}",
-            way_out="check the dataset's label column and the data collator",
-        )
-        assert labels is not None
+        if labels is None:
+            raise InputValueError(
+                expected(
+                    "the batch",
+                    f"have {self.label_key!r}",
+                    got=f"only {sorted(inputs)}",
+                    way_out="check the dataset's label column and the data collator",
+                )
+            )
         others = {
             name: value for name, value in inputs.items() if name != self.label_key
         }
@@ -729,13 +742,10 @@ class CalibrationMixin(Trainer):
                 )
             return metrics
 
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
-        if (
-            fitting is not None
-            and self.during_training
-            and self.calibration_split is not None
-        ):
-            fitting.before_evaluate(self.state.global_step)
+        if self.during_training and self.calibration_split is not None:
+            fitting = self.own_callbacks.find(CalibrationMapCallback)
+            if fitting is not None:
+                fitting.before_evaluate(self.state.global_step)
         if isinstance(dataset, str):
             names = list(sets) if isinstance(sets, dict) else []
             check(
@@ -760,18 +770,14 @@ class CalibrationMixin(Trainer):
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    ) -> Any:
         """Run the Trainer's loop in the order of the rows, and add the calibration metrics."""
         current = self._planned_pass or self._new_pass()
         self._planned_pass = None  # A callback may evaluate something else.
         current.prefix = metric_key_prefix
-        self._warn_left_out(dataloader)
-        passes.in_row_order(dataloader)
-        with (
-            self._in_pass(current),
-            passes.weights_kept(self),
-            passes.watched(self, current, dataloader),
-        ):
+        if self.args.dataloader_drop_last and not self.said_left_out:
+            self._warn_left_out(dataloader)
+        with passes.passing(self, current, dataloader):
             output = super().evaluation_loop(
                 dataloader,
                 description,
@@ -779,7 +785,6 @@ class CalibrationMixin(Trainer):
                 ignore_keys,
                 metric_key_prefix,
             )
-        current.finish()
         if description == "Evaluation":
             self.last_evaluation = current
             # Weights change in a training, at the end of which the calibrator is fitted.
@@ -805,8 +810,8 @@ class CalibrationMixin(Trainer):
 
     def _warn_left_out(self, loader: Any) -> None:
         """Warn once of an evaluation that does not read all rows, as the stock Trainer's."""
-        n_left_out = passes.rows_left_out(loader, self.args)
-        if n_left_out == 0 or self.said_left_out or not self.is_world_process_zero():
+        n_left_out = passes.rows_left_out(loader)
+        if n_left_out == 0 or not self.is_world_process_zero():
             return
         self.said_left_out = True
         warnings.warn(
@@ -835,15 +840,11 @@ class CalibrationMixin(Trainer):
             calibration_map=self.calibration_map,
         )
 
-    @contextmanager
-    def _in_pass(self, current: Evaluation) -> Iterator[None]:
-        """Within this context `compute_loss` gives its batches to a pass."""
-        outer = self.current_pass  # A hook of the user's may run another pass.
-        self.current_pass = current
-        try:
-            yield
-        finally:
-            self.current_pass = outer
+    @property
+    def current_pass(self) -> Evaluation | None:
+        """The pass that is running, to which `compute_loss` gives its batches."""
+        step = vars(self).get("prediction_step")
+        return step.current if isinstance(step, WatchedStep) else None
 
     # ---- Calibration ----
 
@@ -863,8 +864,7 @@ class CalibrationMixin(Trainer):
             reads_soft_labels=self.calibration_loss.reads_soft_labels,
         )
         loader = self.split_loaders.loader(self.calibration_split, n_samples)
-        with self._in_pass(current):
-            passes.run_held_out(self, loader, current)
+        passes.run_held_out(self, loader, current)
         return current
 
     def fit_calibration_map(
@@ -945,9 +945,6 @@ class CalibrationMixin(Trainer):
     ) -> None:
         maps.check_fitted(scaler, problem)
         about = results.about_map(self.results, scaler, split, n_examples)
-        if self.compute_loss_func is not None:  # The training was not with this loss.
-            of_the_loss = ("loss", "loss_kwargs", "class_weights", "pos_weight")
-            about = {key: about[key] for key in about if key not in of_the_loss}
         self._set_map(SavedMap(scaler, about))
         self._weights_of_map = self._fingerprint()
 
@@ -965,7 +962,7 @@ class CalibrationMixin(Trainer):
     def _has_several_labels(self) -> bool | None:
         """Whether the rows have one float per class, by the first split with labels; None if it cannot be told."""
         for role, dataset in self.splits.by_name().items():
-            batch = None if dataset is None else first_batch(self, dataset, role)
+            batch = self.first_rows.batch(dataset, role)
             kind = is_multi_label(batch, self.label_key)
             if kind is not None:
                 return kind
@@ -1092,7 +1089,15 @@ class CalibrationMixin(Trainer):
         raise_everywhere(save, here=self.args.should_save)
 
     def push_to_hub(
-        self, commit_message: str | None = "End of training", *where: Any, **kwargs: Any
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        *,
+        create_pr: bool = False,
+        **of_the_card: Any,
     ) -> Any:
         """Push the calibrated model in one commit; without a calibrator, push like `Trainer.push_to_hub`.
 
@@ -1101,48 +1106,59 @@ class CalibrationMixin(Trainer):
         `blocking`, `token`, `revision` and `private` are those of `Trainer.push_to_hub`; `create_pr=True` opens a pull
         request, and all other arguments are for `create_model_card`. Return the commit, or a future of it.
         """
-        names = ("blocking", "token", "revision", "private")
-        kwargs |= dict(zip(names, where, strict=False))
         # A calibrator in the repository is not that of the weights that replace its own.
-        if self.fitted_map is not None or self.has_pushed_a_map:
-            return self._push_in_one_commit(commit_message, kwargs)
-        create_pr = kwargs.pop("create_pr", False)
-        check(
-            not create_pr,
-            "a calibrator to be fitted for create_pr",
-            got="none",
-            way_out="train with a calibration_dataset, or push without create_pr",
-        )
-        return super().push_to_hub(commit_message, **kwargs)
+        if self.fitted_map is None and not self.has_pushed_a_map:
+            check(
+                not create_pr,
+                "a calibrator to be fitted for create_pr",
+                got="none",
+                way_out="train with a calibration_dataset, or push without create_pr",
+            )
+            if private is not None:  # transformers < 5.20 has no such argument.
+                of_the_card["private"] = private
+            return super().push_to_hub(
+                commit_message, blocking, token, revision, **of_the_card
+            )
 
-    def _push_in_one_commit(self, message: str | None, given: dict[str, Any]) -> Any:
-        """Save the model, calibrated if there is a calibrator, and its card in the output folder, and push it."""
-        folder = self.args.output_dir
-        settings = saving.push_settings(message, given, self.args)
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        repo_id = (
-            self.hub_model_id or self.args.hub_model_id or Path(folder).absolute().name
-        )
+        args = self.args
+        folder = args.output_dir
+        self.callback_handler.on_push_begin(args, self.state, self.control)
+        repo_id = self.hub_model_id or args.hub_model_id or Path(folder).absolute().name
         running = getattr(self, "push_in_progress", None)
         if running is not None:  # A push of the Trainer reads the same folder.
             running.wait_until_done()
+        self._save_for_push(folder)
+        token = token or args.hub_token
+
+        def upload() -> Any:
+            # The name needs its owner, so that the card's code works.
+            hub_model_id: Any = with_owner(repo_id, token)
+            self.hub_model_id = hub_model_id
+            if isinstance(self.calibration_loss, AdaptiveLoss):
+                saving.save_loss_state(self.calibration_loss, folder)
+            model_tags = getattr(self.model, "model_tags", None)
+            settings = saving.card_settings(of_the_card, repo_id, model_tags)
+            self.create_model_card(**settings)
+            return push_folder(
+                folder,
+                hub_model_id,
+                message=commit_message or "End of training",
+                create_pr=create_pr,
+                run_as_future=not blocking,
+                token=token,
+                revision=revision or args.hub_revision,
+                private=args.hub_private_repo if private is None else private,
+            )
+
+        return raise_everywhere(upload, here=self.is_world_process_zero())
+
+    def _save_for_push(self, folder: str) -> None:
+        """Save the model in the output folder, calibrated if there is a calibrator."""
         if self.fitted_map is None:
             self.save_model(_internal_call=True)
         else:
             self._save_calibrated(folder)
             self.has_pushed_a_map = True
-
-        def upload() -> Any:
-            # The name needs its owner, so that the card's code works.
-            hub_model_id: Any = with_owner(repo_id, settings.token)
-            self.hub_model_id = hub_model_id
-            if isinstance(self.calibration_loss, AdaptiveLoss):
-                saving.save_loss_state(self.calibration_loss, folder)
-            model_tags = getattr(self.model, "model_tags", None)
-            self.create_model_card(**saving.card_settings(given, repo_id, model_tags))
-            return push_folder(folder, hub_model_id, **settings._asdict())
-
-        return raise_everywhere(upload, here=self.is_world_process_zero())
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the Trainer's model card; with a calibrator, add its section and write the report in `calibration`."""
@@ -1150,7 +1166,7 @@ class CalibrationMixin(Trainer):
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir)
-        base_model = getattr(self.model_config, "_name_or_path", None)
+        base_model = getattr(self.model_config, "name_or_path", None)
         is_calibrated = self.fitted_map is not None
         repair_stock_card(
             folder / CARD,
