@@ -1,11 +1,13 @@
-"""The ways of a training through the library: files of `hf_calib` that are entered, and hops between them.
+"""The ways of a training through the library: files of `hf_calib` that are entered, and hops
+between them.
 
     python benchmarks/ways.py
     python benchmarks/ways.py --calls  # which function calls which one in another file
 
-A hop is a call from a function of one file to one of another, also if code of PyTorch or transformers is in between.
-Each is something that a reader has to look up. One micro-batch is a forward and a backward pass of AdaFocal; one
-evaluation reads five batches, without a fitted calibrator.
+A hop is a call from a function of one file to one of another, also if code of PyTorch or
+transformers is in between. Each is something that a reader has to look up. One micro-batch is a
+forward and a backward pass of AdaFocal; one evaluation reads five batches, without a fitted
+calibrator.
 """
 
 from __future__ import annotations

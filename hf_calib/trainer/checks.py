@@ -1,4 +1,6 @@
-"""Checks before training: errors for data that would fail later, and warnings of misleading metrics."""
+"""Checks before training: errors for data that would fail later, and warnings of misleading
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ class Splits(NamedTuple):
 
     @property
     def held_out(self) -> Any:
-        """The rows for gammas and calibrator: those given for it, a single evaluation set, or None."""
+        """The rows for gammas and calibrator: those given, a single evaluation set, or None."""
         if self.calibration is not None:
             return self.calibration
         return None if isinstance(self.evaluation, dict) else self.evaluation
@@ -116,12 +118,15 @@ def check_is_classifier(problem: Problem) -> None:
         problem.n_classes != 1 or bool(problem.multi_label),
         "the model to be a classifier with at least 2 labels",
         got=problem.n_classes,
-        way_out="load it with num_labels=2; for one sigmoid with problem_type='multi_label_classification'",
+        way_out="load it with num_labels=2; for one sigmoid with "
+        "problem_type='multi_label_classification'",
     )
 
 
 def check_number_of_weights(loss: CalibrationLoss, n_classes: int | None) -> None:
-    """Raise unless there is a weight for each class, or for each label that applies, if their number is known."""
+    """Raise unless there is a weight for each class, or for each label that applies, if their
+    number is known.
+    """
     if n_classes is None:
         return
     for argument, weights in (
@@ -150,13 +155,16 @@ def check_smoothing_is_read(args: Any, config: Any) -> None:
 
 
 def check_not_rounded(model: nn.Module, trained_in: set[torch.dtype] | None) -> None:
-    """Raise for 16-bit weights that were trained in other dtypes, because a saved copy would be of rounded numbers."""
+    """Raise for 16-bit weights that were trained in other dtypes, because a saved copy would be of
+    rounded numbers.
+    """
     for name, parameter in model.named_parameters():
         is_narrow = parameter.dtype in (torch.bfloat16, torch.float16)
         check(
             not is_narrow or trained_in is None or parameter.dtype in trained_in,
             "model to have float32 or float64 weights",
-            got=f"{parameter.dtype} in {name}, which was trained in {few(sorted(map(str, trained_in or ())))}",
+            got=f"{parameter.dtype} in {name}, which was trained in "
+            f"{few(sorted(map(str, trained_in or ())))}",
             way_out="load the weights of a checkpoint, since those of the model are rounded",
         )
 
@@ -190,7 +198,8 @@ class LoggedMetrics(NamedTuple):
             metric not in calibrated or self.has_calibrated,
             f"{argument} to be {wanted}",
             got=f"{name!r}, which is computed after the training only, if there is a calibrator",
-            way_out=f"set calibration_strategy='evaluate', or {argument}={name.removesuffix(_CALIBRATED)!r}",
+            way_out="set calibration_strategy='evaluate', or "
+            f"{argument}={name.removesuffix(_CALIBRATED)!r}",
         )
 
     def labelled_for(self, name: str) -> Any:
@@ -210,14 +219,17 @@ class LoggedMetrics(NamedTuple):
         metric = name.removeprefix("eval_")
         check(
             found is not None,
-            f"{argument} to begin with the name of an evaluation set ({few(list(self.evaluation))})",
+            f"{argument} to begin with the name of an evaluation set "
+            f"({few(list(self.evaluation))})",
             got=repr(name),
             way_out=f"set it to 'eval_{first}_{metric}', for example",
         )
         return "eval_" + metric.removeprefix(f"{found}_")
 
     def set_of(self, name: str) -> str | None:
-        """The evaluation set that a log key begins with; None if there is one without a name, or another key."""
+        """The evaluation set that a log key begins with; None if there is one without a name, or
+        another key.
+        """
         if not isinstance(self.evaluation, dict):
             return None
         sets = [key for key in self.evaluation if name.startswith(f"eval_{key}_")]
@@ -225,7 +237,9 @@ class LoggedMetrics(NamedTuple):
 
 
 def add_metrics(kinds: Iterable[type]) -> bool:
-    """Whether a trainer or callback of one of these classes may add metrics, whose names are not known."""
+    """Whether a trainer or callback of one of these classes may add metrics, whose names are not
+    known.
+    """
     for each in kinds:
         for kind in each.__mro__:
             is_stock = kind.__module__.startswith(("hf_calib.", "transformers."))
@@ -250,7 +264,9 @@ class Objective(NamedTuple):
 
 
 def check_direction(name: str, trial: Any) -> None:
-    """Raise for a search in which the metric gets worse, if its backend tells; that of a user's metric is not known."""
+    """Raise for a search in which the metric gets worse, if its backend tells; that of a user's
+    metric is not known.
+    """
     study = getattr(trial, "study", None)  # Optuna's; the others have none.
     is_accuracy = re.search(rf"_accuracy({_CALIBRATED})?$", name) is not None
     is_known = is_accuracy or name.endswith("_loss") or lower_is_better(name)
@@ -277,7 +293,9 @@ def has_transform(dataset: Any) -> bool:
 
 
 def names_of_classes(dataset: Any, label_key: str) -> list[str]:
-    """The names by which the label column of a dataset numbers its classes; none if a transform may change them."""
+    """The names by which the label column of a dataset numbers its classes; none if a transform may
+    change them.
+    """
     is_known = isinstance(dataset, (datasets.Dataset, datasets.IterableDataset))
     if not is_known or has_transform(dataset):
         return []
@@ -314,7 +332,9 @@ class LabelCheck(NamedTuple):
     collator_is_stock: bool
 
     def check(self, dataset: Any, role: str) -> None:
-        """Raise for labels that are missing, names or out of range, if the dataset has a label column."""
+        """Raise for labels that are missing, names or out of range, if the dataset has a label
+        column.
+        """
         may_change = has_transform(dataset)
         split = Split(dataset, role, self.collator_is_stock and not may_change)
         if split.is_stock and self.problem.answers is None:
@@ -333,8 +353,8 @@ class LabelCheck(NamedTuple):
             may_change or not isinstance(first, str),
             f"labels of the {role} split to be class indices",
             got=f"{str(first)!r} in row {found.rows[0]}",
-            way_out="number them alike in all splits: dataset.cast_column('label', ClassLabel(names=[...])), with the "
-            "model's names in their order",
+            way_out="number them alike in all splits: dataset.cast_column('label', "
+            "ClassLabel(names=[...])), with the model's names in their order",
         )
         if found.values.dtype.kind not in "iuf":
             return
@@ -348,14 +368,17 @@ class LabelCheck(NamedTuple):
             self.problem.answers.check(found, role)
 
     def _check_order(self, split: Split) -> None:
-        """Raise for a column that numbers the classes in another way than the model, or than the first split."""
+        """Raise for a column that numbers the classes in another way than the model, or than the
+        first split.
+        """
         names = names_of_classes(split.dataset, self.first_rows.label_key)
         here = [_comparable(name) for name in names]
         of_model = [_comparable(name) for name in self.class_names]
         places = {name: index for index, name in enumerate(of_model)}
         check(
             all(places.get(name, index) == index for index, name in enumerate(here)),
-            f"the classes of the {split.role} split to be in the model's order ({few(self.class_names)})",
+            f"the classes of the {split.role} split to be in the model's order "
+            f"({few(self.class_names)})",
             got=few(names),
             way_out="call dataset.align_labels_with_mapping(model.config.label2id, column)",
         )
@@ -367,8 +390,8 @@ class LabelCheck(NamedTuple):
             f"the classes of the {split.role} split to be numbered as in the other splits "
             f"({few(self.names_of_splits)})",
             got=few(names),
-            way_out="call dataset.align_labels_with_mapping({name: index}, column) with the same numbers for each "
-            "split, or encode all splits together",
+            way_out="call dataset.align_labels_with_mapping({name: index}, column) with the same "
+            "numbers for each split, or encode all splits together",
         )
 
     def _check_range(self, found: Labels, split: Split) -> None:
@@ -390,7 +413,9 @@ class LabelCheck(NamedTuple):
         self._refuse(wrong, split, requirement, way_out)
 
     def _check_kind_is_known(self, found: Labels, role: str) -> None:
-        """Raise for rows of fractions that sum to 1, because the problem type does not say what they are."""
+        """Raise for rows of fractions that sum to 1, because the problem type does not say what
+        they are.
+        """
         rows, n_values = found.row_sizes
         if len(np.unique(n_values)) > 1:
             return
@@ -400,12 +425,14 @@ class LabelCheck(NamedTuple):
             not are_soft,
             f"labels of the {role} split to be class indices, or one float per class",
             got="rows that sum to 1",
-            way_out="set the model's problem_type to 'single_label_classification' for soft labels of one softmax, or "
-            "to 'multi_label_classification' for a sigmoid per class",
+            way_out="set the model's problem_type to 'single_label_classification' for soft labels "
+            "of one softmax, or to 'multi_label_classification' for a sigmoid per class",
         )
 
     def _check_shares(self, found: Labels, split: Split) -> None:
-        """Raise for the first row of soft labels that is not one share for each class, unless it arrives as such."""
+        """Raise for the first row of soft labels that is not one share for each class, unless it
+        arrives as such.
+        """
         rows, n_values = found.row_sizes
         n_classes = self.problem.n_classes or int(n_values[0])
         fits = n_values == n_classes
@@ -425,15 +452,17 @@ class LabelCheck(NamedTuple):
         own = found.values[found.rows == wrong_rows[0]]
         wrong = Wrong(wrong_rows, few(own.tolist()), arrives_right)
         way_out = (
-            "divide each row by its sum, and give -100 for every class to ignore it; for several labels per "
-            "row set the model's problem_type to 'multi_label_classification'"
+            "divide each row by its sum, and give -100 for every class to ignore it; for several "
+            "labels per row set the model's problem_type to 'multi_label_classification'"
         )
         self._refuse(wrong, split, requirement, way_out)
 
     def _refuse(
         self, wrong: Wrong, split: Split, requirement: str, way_out: str
     ) -> None:
-        """Raise for the first of some rows, unless its labels arrive right, or may do so after a user's code."""
+        """Raise for the first of some rows, unless its labels arrive right, or may do so after a
+        user's code.
+        """
         row = int(wrong.rows[0])
         arriving = self.first_rows.labels(split.dataset, split.role, [row])
         may_be_right = not split.is_stock
@@ -453,7 +482,7 @@ class LabelCheck(NamedTuple):
         return self.problem.multi_label
 
     def _fits(self, values: NDArray[Any], *, is_of_fit: bool) -> NDArray[np.bool_]:
-        """Whether each label is in range or ignored; calibrator and gammas are fitted to decisions."""
+        """Whether each label is in range or ignored; what is fitted is fitted to decisions."""
         if not self._is_multi_label(values):
             n_classes = self.problem.n_classes or np.inf
             fits = (values >= 0) & (values < n_classes)
@@ -486,22 +515,29 @@ def check_kind(
     multi_label: bool | None,
     loss: CalibrationLoss,
 ) -> None:
-    """Raise for a batch whose labels are of another kind than the problem, or are soft and of no use for the loss."""
+    """Raise for a batch whose labels are of another kind than the problem, or are soft and of no
+    use for the loss.
+    """
     kind = is_multi_label(batch, label_key)
     if kind is None or multi_label is None or kind == multi_label:
         return
     if loss.reads_soft_labels:
         loss.check_takes_soft_labels()
         return
-    wanted = "class indices, for a single-label model"
-    got = "one float per class"
-    way_out = "convert them, or set the model's problem_type to 'multi_label_classification', or for soft labels to "
-    way_out += "'single_label_classification'"
-    if multi_label:
-        wanted = "one float per class, for a multi-label model"
-        got = "integers"
-        way_out = "convert them, or set the model's problem_type to 'single_label_classification'"
-    check(False, f"labels of the {role} split to be {wanted}", got, way_out)
+    convert = "convert them, or set the model's problem_type to"
+    check(
+        kind,
+        f"labels of the {role} split to be one float per class, for a multi-label model",
+        got="integers",
+        way_out=f"{convert} 'single_label_classification'",
+    )
+    check(
+        not kind,
+        f"labels of the {role} split to be class indices, for a single-label model",
+        got="one float per class",
+        way_out=f"{convert} 'multi_label_classification', or for soft labels to "
+        "'single_label_classification'",
+    )
 
 
 def check_has_labels(
@@ -517,7 +553,9 @@ def check_has_labels(
 
 
 def check_inputs(dataset: Any, role: str, inputs: Collection[str]) -> None:
-    """Raise for a row without a value in an input column of the model, if the dataset has its rows in memory."""
+    """Raise for a row without a value in an input column of the model, if the dataset has its rows
+    in memory.
+    """
     for name in inputs:
         row = first_missing(dataset, name)
         check(
@@ -531,7 +569,9 @@ def check_inputs(dataset: Any, role: str, inputs: Collection[str]) -> None:
 def check_calibration_split(
     dataset: Any, batch: Any, label_key: str, n_samples: int | None
 ) -> None:
-    """Raise for held-out rows that gammas and calibrator cannot be fitted to; `batch` has the first ones."""
+    """Raise for held-out rows that gammas and calibrator cannot be fitted to; `batch` has the first
+    ones.
+    """
     check_type(
         n_samples is None or has_rows(dataset),
         "calibration_dataset to have rows by their index for gamma_update_samples",
@@ -560,7 +600,9 @@ def check_calibration_split(
 
 
 def check_is_dataset(dataset: Any) -> None:
-    """Raise for held-out rows that are no dataset, such as a generator, which has its rows only once."""
+    """Raise for held-out rows that are no dataset, such as a generator, which has its rows only
+    once.
+    """
     is_stream = isinstance(dataset, (IterableDataset, datasets.IterableDataset))
     is_other = isinstance(dataset, (str, bytes, Mapping))
     check_type(
@@ -572,7 +614,9 @@ def check_is_dataset(dataset: Any) -> None:
 
 
 def check_given_everywhere(splits: Splits) -> None:
-    """Raise for held-out rows that some of several processes do not have, before these wait for one another."""
+    """Raise for held-out rows that some of several processes do not have, before these wait for one
+    another.
+    """
     for name, dataset in (
         ("calibration_dataset", splits.calibration),
         ("eval_dataset", splits.evaluation),
@@ -591,7 +635,8 @@ def check_gammas_have_rows(loss_name: str, splits: Splits) -> None:
     """Raise if an adaptive loss has no held-out rows."""
     check(
         splits.held_out is not None,
-        f"calibration_dataset to be given for loss {loss_name!r}, whose gammas follow held-out predictions",
+        f"calibration_dataset to be given for loss {loss_name!r}, whose gammas follow held-out "
+        "predictions",
         got="several evaluation sets"
         if isinstance(splits.evaluation, dict)
         else "none",
@@ -611,23 +656,24 @@ def warn_of_roles(splits: Splits, fitted: str) -> None:
     warned_of = [
         (
             held_out is None,
-            f"There is no calibration_dataset, and {instead}. {what} will not be fitted, so probabilities will not be "
-            "calibrated. Pass calibration_dataset, or set calibration_method='none'.",
+            f"There is no calibration_dataset, and {instead}. {what} will not be fitted, so "
+            "probabilities will not be calibrated. Pass calibration_dataset, or set "
+            "calibration_method='none'.",
         ),
         (
             held_out is splits.train,
-            f"The training split is also the calibration split. {what} will follow a model that has seen these "
-            f"examples, and the result will be over-confident. {hold_out}",
+            f"The training split is also the calibration split. {what} will follow a model that "
+            f"has seen these examples, and the result will be over-confident. {hold_out}",
         ),
         (
             any(held_out is rows for rows in reported),
-            f"The evaluation split is also the calibration split. {what} will follow the examples that are reported, "
-            f"so the reported calibration is optimistic. {hold_out}",
+            f"The evaluation split is also the calibration split. {what} will follow the examples "
+            f"that are reported, so the reported calibration is optimistic. {hold_out}",
         ),
         (
             any(splits.train is rows for rows in reported),
-            "The training split is also the evaluation split. The reported metrics are of examples that the model has "
-            "seen, and are optimistic. Hold some examples out as eval_dataset.",
+            "The training split is also the evaluation split. The reported metrics are of examples "
+            "that the model has seen, and are optimistic. Hold some examples out as eval_dataset.",
         ),
     ]
     texts = [text for holds, text in warned_of if holds]
@@ -638,7 +684,7 @@ def warn_of_roles(splits: Splits, fitted: str) -> None:
 def warn_of_fits_at_evaluations(
     strategy: str, *, has_evaluations: bool, has_calibrator: bool
 ) -> None:
-    """Warn of a calibrator that is to be fitted before each evaluation, if there is none of them."""
+    """Warn of a calibrator to be fitted before each evaluation, if there is none of them."""
     if strategy != "evaluate" or (has_calibrator and has_evaluations):
         return
     reason = "there is no calibrator"
@@ -651,7 +697,9 @@ def warn_of_fits_at_evaluations(
 
 
 def warn_of_split_batches(loss: CalibrationLoss, args: Any, *, gathers: bool) -> None:
-    """Warn of a penalty on the batch that will be computed on parts of it; `args` are the Trainer's."""
+    """Warn of a penalty on the batch that will be computed on parts of it; `args` are the
+    Trainer's.
+    """
     batch_size = args.train_batch_size
     n_together = batch_size * args.world_size if gathers else batch_size
     n_of_a_step = batch_size * args.world_size * args.gradient_accumulation_steps
@@ -666,15 +714,16 @@ def warn_of_split_batches(loss: CalibrationLoss, args: Any, *, gathers: bool) ->
     has_ranks = isinstance(loss, GapTableLoss)
     if has_ranks and batch_size < n_of_a_step:
         warnings.warn(
-            f"The weights of loss {loss.name!r} depend on the batch, and are computed on micro-batches of {batch_size} "
-            f"of the {n_of_a_step} examples of an optimizer step. Results depend on this division. Use larger "
-            "micro-batches.",
+            f"The weights of loss {loss.name!r} depend on the batch, and are computed on "
+            f"micro-batches of {batch_size} of the {n_of_a_step} examples of an optimizer step. "
+            "Results depend on this division. Use larger micro-batches.",
             stacklevel=5,
         )
     if loss.couples_batch and n_together < n_of_a_step:
         warnings.warn(
-            f"The penalty of loss {loss.name!r} depends on the batch, and is computed on micro-batches of {n_together} "
-            f"of the {n_of_a_step} examples of an optimizer step. Results depend on this division. Use larger "
-            "micro-batches, or gather_batch=True on several processes.",
+            f"The penalty of loss {loss.name!r} depends on the batch, and is computed on "
+            f"micro-batches of {n_together} of the {n_of_a_step} examples of an optimizer step. "
+            "Results depend on this division. Use larger micro-batches, or gather_batch=True on "
+            "several processes.",
             stacklevel=5,
         )

@@ -1,4 +1,6 @@
-"""Fields for the loss and the calibrator of a run: in the Trainer's arguments, or in a separate config."""
+"""Fields for the loss and the calibrator of a run: in the Trainer's arguments, or in a separate
+config.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,21 @@ from hf_calib.losses import AdaptiveLoss, make_loss
 from hf_calib.metrics.checks import check_choice, check_flag
 from hf_calib.metrics.state import lower_is_better
 from hf_calib.scaling import FOLDABLE_SCALERS, TemperatureScaling
-from hf_calib.trainer.callbacks import STRATEGIES, check_updates, check_whole
+from hf_calib.trainer.callbacks import (
+    STRATEGIES,
+    AdaFocalCallback,
+    CalibrationMapCallback,
+    TemperatureScalingCallback,
+    check_updates,
+    check_whole,
+)
 
 if TYPE_CHECKING:
     ClassWeights = list[float] | str | None
     PosWeight = list[float] | float | str | None
-else:  # HfArgumentParser allows one type per field: strings, which are parsed unless they are "balanced".
+else:
+    # HfArgumentParser allows one type per field: strings, which are parsed unless they are
+    # "balanced".
     ClassWeights = list[str] | None
     PosWeight = list[str] | None
 
@@ -54,7 +65,9 @@ _saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", defaul
 
 
 def documented(fields: type[Kind]) -> type[Kind]:
-    """Add the descriptions in a dataclass's docstring to its fields, as the help of command-line options."""
+    """Add the descriptions in a dataclass's docstring to its fields, as the help of command-line
+    options.
+    """
     # Python 3.13 removes the indentation of docstrings, and cleandoc does so everywhere.
     docstring = inspect.cleandoc(fields.__doc__ or "")
     for name, text in re.findall(
@@ -69,39 +82,48 @@ def documented(fields: type[Kind]) -> type[Kind]:
 @documented
 @dataclass(repr=False)
 class CalibrationConfig:
-    """Configuration of a `CalibrationMixin`: the loss, the updates of its gammas, and the calibrator.
+    """Configuration of a `CalibrationMixin`: the loss, the updates of its gammas, and the
+    calibrator.
 
-    `CalibrationTrainingArguments` has these fields too. If a trainer's arguments are of another class, pass the config
-    in addition to them.
+    `CalibrationTrainingArguments` has these fields too. If a trainer's arguments are of another
+    class, pass the config in addition to them.
 
     Args:
         loss: Name of the loss in hf_calib.losses.LOSSES: adafocal, dual_focal, focal, ...
         loss_kwargs: Hyperparameters of the loss, as JSON: '{"gamma": 3.0}'.
-        class_weights: One positive weight per class, in the order of the model's labels; or 'balanced': N / (C n_c),
-            from the n_c labels of each class in the training split.
-        pos_weight: For several labels per row: one positive weight per label for the decisions in which it applies, or
-            one for all labels; or 'balanced': the negatives over the positives of each label in the training split.
+        class_weights: One positive weight per class, in the order of the model's labels; or
+            'balanced': N / (C n_c), from the n_c labels of each class in the training split.
+        pos_weight: For several labels per row: one positive weight per label for the decisions in
+            which it applies, or one for all labels; or 'balanced': the negatives over the positives
+            of each label in the training split.
         n_bins: Number of bins of the reported calibration errors.
-        gamma_update_steps: Number of optimizer steps between updates of an adaptive loss (adafocal, ada_dual_focal,
-            calfocal, ece_ce). Default: an update at each evaluation, or after each epoch if eval_strategy is 'no'.
-        gamma_update_schedule: Instead of gamma_update_steps: the number of optimizer steps between updates from an
-            epoch on, as JSON: '{"25": 100, "40": 1}'. Before the first of these epochs, updates are as by default.
-        gamma_update_samples: With gamma_update_steps or gamma_update_schedule: size of a fixed random subset of the
-            calibration split that is used for updates by steps. Default: the whole split.
-        calibration_method: The calibrator that is fitted to the calibration split and folded into the saved model:
-            auto, temperature, per_label_temperature, vector, matrix, structured_vector, structured_matrix, or none.
-            Default: auto; temperature if temperature_criterion is ece or adaptive_ece, and for heads without a bias;
-            none for causal LMs.
-        temperature_criterion: The metric that a temperature minimises on the calibration split: nll (exact), ece or
-            adaptive_ece (grid 0.1 to 10, as in the papers), or none for no temperature.
-        calibration_strategy: When the calibrator is fitted: at the 'end' of training, or also at each 'evaluate'.
-        gather_batch: Compute the penalties that couple the batch (mmce, soft_ece, kde_ece, mdca, avuc) over the
-            micro-batches of all processes instead of those of each process.
-        loss_reduction: 'mean' over the rows of the whole batch of an optimizer step, or the 'sum', which reproduces
-            the image papers and needs max_grad_norm=2.
+        gamma_update_steps: Number of optimizer steps between updates of an adaptive loss (adafocal,
+            ada_dual_focal, calfocal, ece_ce). Default: an update at each evaluation, or after each
+            epoch if eval_strategy is 'no'.
+        gamma_update_schedule: Instead of gamma_update_steps: the number of optimizer steps between
+            updates from an epoch on, as JSON: '{"25": 100, "40": 1}'. Before the first of these
+            epochs, updates are as by default.
+        gamma_update_samples: With gamma_update_steps or gamma_update_schedule: size of a fixed
+            random subset of the calibration split that is used for updates by steps. Default: the
+            whole split.
+        calibration_method: The calibrator that is fitted to the calibration split and folded into
+            the saved model: auto, temperature, per_label_temperature, vector, matrix,
+            structured_vector, structured_matrix, or none. Default: auto; temperature if
+            temperature_criterion is ece or adaptive_ece, and for heads without a bias; none for
+            causal LMs.
+        temperature_criterion: The metric that a temperature minimises on the calibration split: nll
+            (exact), ece or adaptive_ece (grid 0.1 to 10, as in the papers), or none for no
+            temperature.
+        calibration_strategy: When the calibrator is fitted: at the 'end' of training, or also at
+            each 'evaluate'.
+        gather_batch: Compute the penalties that couple the batch (mmce, soft_ece, kde_ece, mdca,
+            avuc) over the micro-batches of all processes instead of those of each process.
+        loss_reduction: 'mean' over the rows of the whole batch of an optimizer step, or the 'sum',
+            which reproduces the image papers and needs max_grad_norm=2.
 
     Raises:
-        ValueError: if the loss or a hyperparameter is unknown, or a value is out of range; before data are read.
+        ValueError: if the loss or a hyperparameter is unknown, or a value is out of range; before
+            data are read.
 
     >>> CalibrationConfig(loss="focal", loss_kwargs={"gamma": 2.0}).make_loss().hyperparameters
     {'gamma': 2.0}
@@ -175,7 +197,9 @@ class CalibrationConfig:
         balanced: list[float] | None = None,
         balanced_pos_weight: list[float] | None = None,
     ) -> Any:
-        """Return the configured `CalibrationLoss` for a model's `problem_type`; with None the labels' dtype decides."""
+        """Return the configured `CalibrationLoss` for a model's `problem_type`; with None the
+        labels' dtype decides.
+        """
         weights: Any = (
             balanced if self.class_weights == "balanced" else self.class_weights
         )
@@ -191,8 +215,8 @@ class CalibrationConfig:
             not no_hyperparameters,
             "loss_kwargs to have hyperparameters of the loss only",
             got=few(sorted(no_hyperparameters)),
-            way_out="class_weights and pos_weight are settings of their own, loss is the name, and the model has its "
-            "problem_type",
+            way_out="class_weights and pos_weight are settings of their own, loss is the name, and "
+            "the model has its problem_type",
         )
         # The Trainer's argument, which a separate configuration does not have.
         smoothing = getattr(self, "label_smoothing_factor", 0)
@@ -201,7 +225,8 @@ class CalibrationConfig:
                 name == "cross_entropy",
                 "label smoothing to be used with cross entropy",
                 got=f"label_smoothing_factor={smoothing} with loss={name!r}",
-                way_out=f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} alone",
+                way_out=f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} "
+                "alone",
             )
             name = "label_smoothing"
             given = {"smoothing": smoothing}
@@ -235,24 +260,49 @@ class CalibrationConfig:
         return FOLDABLE_SCALERS[method].load()()
 
 
+def gamma_callback(config: CalibrationConfig, loss: Any) -> AdaFocalCallback | None:
+    """The callback for a configured loss, if it adapts."""
+    if not isinstance(loss, AdaptiveLoss):
+        return None
+    return AdaFocalCallback(
+        every_n_steps=config.gamma_update_steps,
+        n_samples=config.gamma_update_samples,
+        schedule=config.gamma_update_schedule,  # type: ignore[arg-type]
+    )
+
+
+def map_callback(strategy: str, scaler: Any) -> CalibrationMapCallback | None:
+    """The callback for a configured calibrator, if there is one."""
+    if scaler is None:
+        return None
+    # This class is what users pass to remove_callback.
+    if isinstance(scaler, TemperatureScaling):
+        return TemperatureScalingCallback(criterion=scaler.criterion, strategy=strategy)
+    return CalibrationMapCallback(scaler, strategy=strategy)
+
+
 # repr=False: a repr of the dataclass would replace the one that masks the token.
 @documented
 @dataclass(repr=False)
 class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
     """Arguments of `CalibrationTrainer`: those of `TrainingArguments`, the loss and the calibrator.
 
-    `transformers.HfArgumentParser` reads them from the command line, `parse_arguments` from a YAML file with overrides.
+    `transformers.HfArgumentParser` reads them from the command line, `parse_arguments` from a YAML
+    file with overrides.
 
-    With `load_best_model_at_end`, `metric_for_best_model` may be a calibration metric (`eval_adaptive_ece`, `eval_nll`,
-    ...); smaller values are then better, unless `greater_is_better` is set. Metrics of the calibrator
-    (`eval_nll_calibrated`, ...) need `calibration_strategy="evaluate"`. With an adaptive loss the default is `nll`,
-    because the loss itself changes between evaluations.
+    With `load_best_model_at_end`, `metric_for_best_model` may be a calibration metric
+    (`eval_adaptive_ece`, `eval_nll`, ...); smaller values are then better, unless
+    `greater_is_better` is set. Metrics of the calibrator (`eval_nll_calibrated`, ...) need
+    `calibration_strategy="evaluate"`. With an adaptive loss the default is `nll`, because the loss
+    itself changes between evaluations.
 
     Args:
-        answer_options: For a causal language model that answers with one of a few tokens, such as ' A' ' B' ' C' ' D':
-            loss, metrics and temperature use only these tokens. Each row has one of them as its only label.
+        answer_options: For a causal language model that answers with one of a few tokens, such as
+            ' A' ' B' ' C' ' D': loss, metrics and temperature use only these tokens. Each row has
+            one of them as its only label.
 
-    >>> CalibrationTrainingArguments("out", loss="focal", report_to="none").make_loss().hyperparameters
+    >>> args = CalibrationTrainingArguments("out", loss="focal", report_to="none")
+    >>> args.make_loss().hyperparameters
     {'gamma': 3.0}
     """
 
@@ -288,7 +338,9 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
 
 @contextmanager
 def hub_token_left_out() -> Iterator[None]:
-    """A context in which pickled arguments have no `hub_token`, as `training_args.bin` is uploaded with the model."""
+    """A context in which pickled arguments have no `hub_token`, as `training_args.bin` is uploaded
+    with the model.
+    """
     outer = _saved_with_a_model.set(True)
     try:
         yield
@@ -340,7 +392,9 @@ def _floats(values: Any) -> list[float]:
 
 
 def _from_json(value: Any) -> Any:
-    """A string of the command line parsed as JSON; other strings stay unchanged, and a later check rejects them."""
+    """A string of the command line parsed as JSON; other strings stay unchanged, and a later check
+    rejects them.
+    """
     if not isinstance(value, str):
         return value
     try:

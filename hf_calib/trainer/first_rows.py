@@ -16,7 +16,9 @@ _FIRST = 8
 
 
 def has_rows(dataset: Any) -> bool:
-    """Whether rows can be read by their index; a stream may have a length, and inherits `__getitem__`."""
+    """Whether rows can be read by their index; a stream may have a length, and inherits
+    `__getitem__`.
+    """
     is_indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     return is_indexed and not isinstance(dataset, IterableDataset)
 
@@ -43,7 +45,9 @@ class FirstRows(NamedTuple):
         return _batch(self.loader_of(dataset), role, rows, range(len(rows)))
 
     def labels(self, dataset: Any, role: str, indices: Sequence[int]) -> list[Tensor]:
-        """Return the labels of each of these rows as the batches will have them; none if it cannot be told."""
+        """Return the labels of each of these rows as the batches will have them; none if it cannot
+        be told.
+        """
         if not has_rows(dataset):
             return []
         batches = self._batches(dataset, role, indices, size=1)
@@ -93,7 +97,9 @@ def _batch(
 
 
 def is_multi_label(batch: Mapping[str, Any] | None, label_key: str) -> bool | None:
-    """Whether the labels of a batch are one float per class; None if there are none, or floats of another shape."""
+    """Whether the labels of a batch are one float per class; None if there are none, or floats of
+    another shape.
+    """
     labels = None if batch is None else batch.get(label_key)
     if not isinstance(labels, Tensor):
         return None

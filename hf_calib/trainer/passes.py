@@ -22,11 +22,13 @@ from hf_calib.trainer.evaluation import Evaluation, WatchedStep
 
 @contextmanager
 def watched(trainer: Trainer, current: Evaluation, loader: Any) -> Iterator[None]:
-    """Within this context the batches of the trainer's `evaluation_loop` over a loader are added to a pass.
+    """Within this context the batches of the trainer's `evaluation_loop` over a loader are added to
+    a pass.
 
-    `prediction_step` is the only place where the stock loop has the logits of a batch, also if only its loss is wanted.
-    It is replaced on this object, and not overridden, so that a stock trainer and a subclass with a `prediction_step`
-    of its own have the metrics, too. The hooks that belong to the user are not touched.
+    `prediction_step` is the only place where the stock loop has the logits of a batch, also if only
+    its loss is wanted. It is replaced on this object, and not overridden, so that a stock trainer
+    and a subclass with a `prediction_step` of its own have the metrics, too. The hooks that belong
+    to the user are not touched.
     """
     current.loader = loader
     label_key = next(iter(trainer.label_names), "labels")
@@ -75,7 +77,9 @@ def in_row_order(loader: Any) -> None:
 
 @contextmanager
 def passing(trainer: Trainer, current: Evaluation, loader: Any) -> Iterator[None]:
-    """Within this context the trainer's `evaluation_loop` over a loader is a pass, which then has its results."""
+    """Within this context the trainer's `evaluation_loop` over a loader is a pass, which then has
+    its results.
+    """
     in_row_order(loader)
     with weights_kept(trainer), watched(trainer, current, loader):
         yield
@@ -120,7 +124,8 @@ class SplitLoaders:
             generator = torch.Generator().manual_seed(self._trainer.args.seed)
             order = torch.randperm(len(dataset), generator=generator)
             rows = Subset(dataset, order[:n_samples].tolist())
-        # With persistent workers, get_eval_dataloader would return the loader of the evaluation set.
+        # With persistent workers, get_eval_dataloader would return the loader of the evaluation
+        # set.
         with _all_rows(self._trainer.args):
             loader = self._trainer.get_test_dataloader(rows)
         held = (dataset, self._trainer.data_collator)
@@ -128,7 +133,9 @@ class SplitLoaders:
         return loader
 
     def _made_with(self, dataset: Any) -> list[Any]:
-        """What a loader is made with: the rows, the collator, and arguments that may be changed later."""
+        """What a loader is made with: the rows, the collator, and arguments that may be changed
+        later.
+        """
         args = self._trainer.args
         return [
             id(dataset),
@@ -146,7 +153,9 @@ class SplitLoaders:
 
 @contextmanager
 def _all_rows(args: Any) -> Iterator[None]:
-    """Within this context loaders keep the last rows: dropping them is for the batches of a training."""
+    """Within this context loaders keep the last rows: dropping them is for the batches of a
+    training.
+    """
     drops_last = args.dataloader_drop_last
     args.dataloader_drop_last = False
     try:
@@ -207,7 +216,9 @@ def _modes_kept(model: nn.Module | None) -> Iterator[None]:
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Restore all generators that a dataset or a model may draw from, so that the run stays reproducible."""
+    """Restore all generators that a dataset or a model may draw from, so that the run stays
+    reproducible.
+    """
     of_python = random.getstate()
     of_numpy = np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []

@@ -1,4 +1,6 @@
-"""Records of a run, and the reports on its evaluations: what a saved model, its card and its report say."""
+"""Records of a run, and the reports on its evaluations: what a saved model, its card and its report
+say.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class Results:
 def about_map(
     results: Results, scaler: Any, split: str, n_examples: int
 ) -> dict[str, Any]:
-    """The further entries of calibration.json: the loss, the rows and the base model, as far as recorded."""
+    """The further entries of calibration.json: the loss, the rows and the base model, as far as
+    recorded.
+    """
     names = results.class_names
     trained_with = results.loss_record
     is_pair = results.n_classes == 1 and not results.loss.multi_label
@@ -102,7 +106,9 @@ def _data(results: Results, split: str, n_examples: int) -> dict[str, Any]:
 
 
 def described_rows(dataset: Any) -> dict[str, Any]:
-    """The number of rows, except for a stream, and the name, with its owner if the files are from the Hub."""
+    """The number of rows, except for a stream, and the name, with its owner if the files are from
+    the Hub.
+    """
     found: dict[str, Any] = {}
     with suppress(TypeError, NotImplementedError):
         found["n"] = len(dataset)
@@ -116,7 +122,9 @@ def described_rows(dataset: Any) -> dict[str, Any]:
 
 
 def measured(results: Results) -> dict[str, Any]:
-    """The entry "metrics" of calibration.json: the metrics before and after calibration, and their rows."""
+    """The entry "metrics" of calibration.json: the metrics before and after calibration, and their
+    rows.
+    """
     evaluation = results.evaluation_with_map
     if evaluation is None:
         return {}
@@ -167,7 +175,8 @@ def _evaluated_rows(results: Results, evaluation: Evaluation) -> dict[str, Any]:
 def report_of(
     results: Results, outside: Mapping[str, Any] | None = None
 ) -> CalibrationReport | None:
-    """Return the report on the last evaluation before and after calibration, with sections on OOD logits by name.
+    """Return the report on the last evaluation before and after calibration, with sections on OOD
+    logits by name.
 
     It is None if no logits were kept, for soft labels, and in the cases of `report_on`.
     """
@@ -219,9 +228,11 @@ def report_on(
 def write_results(
     results: Results, folder: Path, outside: Mapping[str, Any] | None = None
 ) -> CalibrationReport | None:
-    """Write the results of the last evaluation to the folder of a model with the trainer's calibrator, for the card.
+    """Write the results of the last evaluation to the folder of a model with the trainer's
+    calibrator, for the card.
 
-    Return the report in the folder `calibration`, or None, with only metrics written, if no such logits were kept.
+    Return the report in the folder `calibration`, or None, with only metrics written, if no such
+    logits were kept.
     """
     fitted = results.fitted
     assert fitted is not None

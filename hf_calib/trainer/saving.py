@@ -75,7 +75,8 @@ def _is_logged(entry: Any) -> bool:
     return fits(entry, {"step": count, "epoch": number} if is_table else dict)
 
 
-# The kinds of what the Trainer reads in its state to go on. Until a metric has been measured, the best one is infinite.
+# The kinds of what the Trainer reads in its state to go on. Until a metric has been measured, the
+# best one is infinite.
 _STATE_KINDS = {
     **dict.fromkeys(("global_step", "max_steps", "num_train_epochs"), count),
     **dict.fromkeys(("epoch", "total_flos"), number),
@@ -92,7 +93,9 @@ _LARGEST_TABLE = 2**24  # In bytes: 10,000 bins, and gaps of two million classes
 
 
 def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
-    """Write the loss's table with its name and hyperparameters to the directory, completely or not at all."""
+    """Write the loss's table with its name and hyperparameters to the directory, completely or not
+    at all.
+    """
     table = {name: value.contiguous() for name, value in loss.state_dict().items()}
     metadata = {"loss": loss.name, "hyperparameters": json.dumps(loss.hyperparameters)}
     with whole_file(Path(directory) / LOSS_STATE_NAME) as unfinished:
@@ -100,7 +103,9 @@ def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
 
 
 def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
-    """Restore the table of `save_loss_state`, also from the place of a push, if it is of the same loss."""
+    """Restore the table of `save_loss_state`, also from the place of a push, if it is of the same
+    loss.
+    """
     files = _tables(Path(directory))
     check(
         bool(files),
@@ -167,7 +172,9 @@ def loss_record(loss: CalibrationLoss) -> dict[str, Any]:
 
 
 def _check_intervals(path: Path, state: Mapping[str, Any], args: Any) -> None:
-    """Raise for a state whose steps between logs, evaluations or checkpoints the Trainer cannot divide by."""
+    """Raise for a state whose steps between logs, evaluations or checkpoints the Trainer cannot
+    divide by.
+    """
     for event in ("logging", "eval", "save"):
         name = f"{event}_steps"
         recorded = state.get(name, 1)
@@ -186,7 +193,9 @@ def _check_intervals(path: Path, state: Mapping[str, Any], args: Any) -> None:
 def check_goes_on(
     loss: CalibrationLoss, args: Any, checkpoint: str | os.PathLike[str]
 ) -> None:
-    """Raise for a checkpoint whose training cannot go on: of another loss, with a calibrator in its weights."""
+    """Raise for a checkpoint whose training cannot go on: of another loss, with a calibrator in its
+    weights.
+    """
     folder = Path(checkpoint)
     path = folder / TRAINER_STATE_NAME
     # With another loop there may be none.
@@ -228,7 +237,9 @@ def _is_folded(folder: Path) -> bool:
 
 
 def _recorded_loss(state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The loss in the state of a checkpoint; None if it was written by a program that does not record it."""
+    """The loss in the state of a checkpoint; None if it was written by a program that does not
+    record it.
+    """
     found = state.get("stateful_callbacks", {}).get(LOSS_RECORD)
     if found is None:
         return None
@@ -254,7 +265,9 @@ def newest_checkpoint(output_dir: str | os.PathLike[str], loss: str) -> str | No
 
 
 def checkpoint_to_resume(output_dir: str | os.PathLike[str], loss: str) -> str:
-    """The newest complete checkpoint, with a warning that names newer ones; raise like the Trainer if there is none."""
+    """The newest complete checkpoint, with a warning that names newer ones; raise like the Trainer
+    if there is none.
+    """
     incomplete = []
     for path in _checkpoints(Path(output_dir)):
         problem = _problem(path, loss)
@@ -263,8 +276,9 @@ def checkpoint_to_resume(output_dir: str | os.PathLike[str], loss: str) -> str:
             continue
         if incomplete:
             warnings.warn(
-                f"Incomplete: {', '.join(incomplete)}. Training resumes from {path}, the newest complete checkpoint, "
-                "and repeats the steps since. Pass resume_from_checkpoint=FOLDER to choose another one.",
+                f"Incomplete: {', '.join(incomplete)}. Training resumes from {path}, the newest "
+                "complete checkpoint, and repeats the steps since. Pass "
+                "resume_from_checkpoint=FOLDER to choose another one.",
                 stacklevel=3,
             )
         return str(path)
@@ -275,7 +289,9 @@ def checkpoint_to_resume(output_dir: str | os.PathLike[str], loss: str) -> str:
 
 
 def check_complete(checkpoint: str | os.PathLike[str], loss: str) -> None:
-    """Raise for a checkpoint that is not there, not written to its end or cut short since; name the one before it."""
+    """Raise for a checkpoint that is not there, not written to its end or cut short since; name the
+    one before it.
+    """
     path = Path(checkpoint)
     problem = _problem(path, loss)
     if problem is None:
@@ -295,7 +311,9 @@ def check_complete(checkpoint: str | os.PathLike[str], loss: str) -> None:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first: by the number of their step, not by their name."""
+    """The checkpoints in a folder, the newest first: by the number of their step, not by their
+    name.
+    """
     by_step: dict[int, Path] = {}
     for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
@@ -305,7 +323,9 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _problem(checkpoint: Path, loss: str) -> str | None:
-    """The reason why a checkpoint is incomplete; None for a complete one. The Trainer's state is written last."""
+    """The reason why a checkpoint is incomplete; None for a complete one. The Trainer's state is
+    written last.
+    """
     if not checkpoint.is_dir():
         return "no such folder"
     path = checkpoint / TRAINER_STATE_NAME
@@ -351,7 +371,7 @@ def _problem(checkpoint: Path, loss: str) -> str | None:
 
 
 def _wrong_in_state(folder: str, state: Mapping[str, Any]) -> str | None:
-    """What the Trainer cannot read in the state of a folder of this name; None if there is nothing."""
+    """What the Trainer cannot read in the state of a folder of this name, or None."""
     wrong = wrong_entry(state, _STATE_KINDS)
     if wrong is not None:
         return f"{wrong}: {cut(repr(state[wrong]), 100) if wrong in state else 'none'}"
@@ -422,7 +442,7 @@ def save_beside(folder: Path, loss: CalibrationLoss, fitted: SavedMap | None) ->
 def card_settings(
     given: dict[str, Any], repo_id: str, model_tags: list[str] | None
 ) -> dict[str, Any]:
-    """The arguments of `create_model_card`, with the model's own tags after those that are given."""
+    """The arguments of `create_model_card`, with the model's own tags after the given ones."""
     tags = given.get("tags") or []
     if isinstance(tags, str):
         tags = [tags]
@@ -431,7 +451,9 @@ def card_settings(
 
 
 def raise_everywhere(work: Callable[[], Any], *, here: bool) -> Any:
-    """Run work on this process or others; if it fails, all processes raise, so that none waits forever."""
+    """Run work on this process or others; if it fails, all processes raise, so that none waits
+    forever.
+    """
     done = None
     failure: Exception | None = None
     if here:

@@ -1,4 +1,4 @@
-"""`CalibrationTrainer`: the Hugging Face Trainer with a calibration loss, metrics and a calibrator."""
+"""`CalibrationTrainer`: the Trainer with a calibration loss, metrics and a calibrator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from hf_calib.models.weights import fingerprint_if_whole, is_loaded_alike
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import SavedMap, temperature_of, title_of
 from hf_calib.trainer import calibration_map as maps
-from hf_calib.trainer import callbacks, checks, passes, results, saving
+from hf_calib.trainer import checks, passes, results, saving
 from hf_calib.trainer import labels as of_labels
 from hf_calib.trainer.callbacks import (
     AdaFocalCallback,
@@ -50,7 +50,9 @@ from hf_calib.trainer.config import (
     METRIC_SCHEDULES,
     CalibrationConfig,
     CalibrationTrainingArguments,
+    gamma_callback,
     hub_token_left_out,
+    map_callback,
 )
 from hf_calib.trainer.evaluation import Batch, Evaluation, WatchedStep
 from hf_calib.trainer.first_rows import FirstRows, is_multi_label
@@ -68,15 +70,18 @@ logger = logging.getLogger(__name__)
 
 
 class CalibrationMixin(Trainer):
-    """Mixin that adds calibration to a subclass of `Trainer`: `class Mine(CalibrationMixin, TheirTrainer)`.
+    """Mixin that adds calibration to a subclass of `Trainer`: `class Mine(CalibrationMixin,
+    TheirTrainer)`.
 
-    `CalibrationTrainer` is the mixin with the stock `Trainer`, and describes what it adds. If a trainer makes its
-    batches or logits in another way, override `logits_and_labels`. A trainer with its own `compute_loss` keeps it, and
-    its evaluations have the metrics if its `prediction_step` returns logits and labels. With `compute_loss_func` the
-    loss is that function, scaled as in the stock Trainer.
+    `CalibrationTrainer` is the mixin with the stock `Trainer`, and describes what it adds. If a
+    trainer makes its batches or logits in another way, override `logits_and_labels`. A trainer with
+    its own `compute_loss` keeps it, and its evaluations have the metrics if its `prediction_step`
+    returns logits and labels. With `compute_loss_func` the loss is that function, scaled as in the
+    stock Trainer.
 
     Args:
-        calibration: a `CalibrationConfig`, if `args` has no such fields; other arguments as in `CalibrationTrainer`.
+        calibration: a `CalibrationConfig`, if `args` has no such fields; other arguments as in
+            `CalibrationTrainer`.
     """
 
     args: Any
@@ -176,7 +181,9 @@ class CalibrationMixin(Trainer):
 
     @property
     def calibration_split(self) -> Any:
-        """The dataset for gammas and calibrator: `calibration_dataset`, a single evaluation set, or None."""
+        """The dataset for gammas and calibrator: `calibration_dataset`, a single evaluation set, or
+        None.
+        """
         return self.splits.held_out
 
     @property
@@ -259,11 +266,18 @@ class CalibrationMixin(Trainer):
         if config.gather_batch and self.args.world_size > 1:
             self.calibration_loss.gather = all_gather_rows
 
-        gammas = callbacks.gamma_callback(config, self.calibration_loss)
+        gammas = gamma_callback(config, self.calibration_loss)
         self.own_callbacks.replace(AdaFocalCallback, gammas)
-        fit = callbacks.map_callback(config, maps.scaler_of(config, self.problem))
-        self.own_callbacks.replace(CalibrationMapCallback, fit)
+        fitting = map_callback(config.calibration_strategy, self._configured_scaler())
+        self.own_callbacks.replace(CalibrationMapCallback, fitting)
         self.own_callbacks.arrange()
+
+    def _configured_scaler(self) -> Any:
+        """The calibrator of the arguments, not fitted, or None."""
+        config = self.calibration_config
+        is_default = config.calibration_method is None
+        scaler = config.make_scaler()
+        return maps.scaler_for(self.problem, scaler, is_default=is_default)
 
     def _settings(self) -> list[Any]:
         """What loss and callbacks are made from."""
@@ -277,7 +291,7 @@ class CalibrationMixin(Trainer):
     def _balanced(
         self, setting: str, balance: Callable[..., list[float]]
     ) -> list[float] | None:
-        """The weights "balanced" of classes or labels, which need the labels of the training split."""
+        """The weights "balanced" of classes or labels, by the labels of the training split."""
         if getattr(self.calibration_config, setting) != "balanced":
             return None
         labels = None
@@ -287,14 +301,13 @@ class CalibrationMixin(Trainer):
         return balance(labels, self.n_classes, arriving)
 
     def _check_model(self) -> None:
-        """Raise for a model that is not a classifier, and for arguments that do not fit together."""
+        """Raise for a model that is no classifier, and for arguments that do not fit together."""
         loss = self.calibration_loss
         checks.check_loss_is_given_once(
             self.calibration_config.loss, self.compute_loss_func
         )
         check(
-            isinstance(loss, AdaptiveLoss)
-            or self.own_callbacks.find(AdaFocalCallback) is None,
+            isinstance(loss, AdaptiveLoss) or self.own_callbacks.gammas is None,
             "AdaFocalCallback to be used with a loss that adapts",
             got=repr(loss.name),
             way_out="use loss='adafocal', or leave the callback out",
@@ -314,7 +327,9 @@ class CalibrationMixin(Trainer):
 
     @property
     def _reads_best(self) -> bool:
-        """Whether the metric that selects the best model is read: the Trainer does after each evaluation."""
+        """Whether the metric that selects the best model is read: the Trainer does after each
+        evaluation.
+        """
         return (
             self.args.eval_strategy != "no"
             or self.args.load_best_model_at_end
@@ -323,7 +338,9 @@ class CalibrationMixin(Trainer):
         )
 
     def _set_direction(self) -> None:
-        """Take smaller values for better in a metric of an evaluation set that is named like a sign, as "neg"."""
+        """Take smaller values for better in a metric of an evaluation set that is named like a
+        sign, as "neg".
+        """
         is_given = getattr(self.args, "direction_is_given", True)
         key = self._key_of_best
         evaluated = None if key is None else self._logged_metrics.set_of(key)
@@ -334,14 +351,16 @@ class CalibrationMixin(Trainer):
 
     @property
     def _key_of_best(self) -> str | None:
-        """The log key of the metric that selects the best model, which the Trainer gives the prefix, too."""
+        """The log key of the metric that selects the best model, which the Trainer gives the
+        prefix, too.
+        """
         best = self.args.metric_for_best_model
         return best if best is None or best.startswith("eval_") else f"eval_{best}"
 
     @property
     def _logged_metrics(self) -> checks.LoggedMetrics:
         """The metrics of evaluations, as far as they are known."""
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        fitting = self.own_callbacks.fitting
         fits_before = fitting is not None and fitting.strategy == "evaluate"
         # A search without evaluations during training has one at the end.
         fits_at_the_end = fitting is not None and self.args.eval_strategy == "no"
@@ -354,7 +373,9 @@ class CalibrationMixin(Trainer):
         )
 
     def _take_objective(self, trial: Any) -> None:
-        """Read the objective of a search's trial by its name; by default it is the NLL instead of the Trainer's sum."""
+        """Read the objective of a search's trial by its name; by default it is the NLL instead of
+        the Trainer's sum.
+        """
         objective: Any = self.compute_objective
         if objective is default_compute_objective:
             objective = "eval_nll"
@@ -376,10 +397,12 @@ class CalibrationMixin(Trainer):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Train like `Trainer.train`; first raise ValueError if data or checkpoint do not fit the loss or the model.
+        """Train like `Trainer.train`; first raise ValueError if data or checkpoint do not fit the
+        loss or the model.
 
-        `resume_from_checkpoint=True` uses the newest complete checkpoint in `output_dir` and also restores the table of
-        an adaptive loss and the calibrator. If the settings of loss or calibrator have changed, both are made again.
+        `resume_from_checkpoint=True` uses the newest complete checkpoint in `output_dir` and also
+        restores the table of an adaptive loss and the calibrator. If the settings of loss or
+        calibrator have changed, both are made again.
         """
         given = resume_from_checkpoint
         check_type(
@@ -412,7 +435,9 @@ class CalibrationMixin(Trainer):
                 vars(self.calibration_config).update(configured)
 
     def _prepare_anew(self) -> None:
-        """Let the training make a DDP of a model that an earlier pass has prepared for evaluations only."""
+        """Let the training make a DDP of a model that an earlier pass has prepared for evaluations
+        only.
+        """
         is_of_one = self.args.world_size == 1
         if is_of_one or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             return
@@ -429,7 +454,9 @@ class CalibrationMixin(Trainer):
         self.model_wrapped = model
 
     def _set_up_training(self) -> None:
-        """Set loss, calibrator and gammas for the start of a run: new ones, or those of its checkpoint."""
+        """Set loss, calibrator and gammas for the start of a run: new ones, or those of its
+        checkpoint.
+        """
         load_saved_names(self.model)
         self.calibration_config.check_calibration()
         if self.model_init is not None or self._made_from != self._settings():
@@ -448,7 +475,7 @@ class CalibrationMixin(Trainer):
         check_goes_on(self.calibration_loss, self.args, checkpoint)
         if isinstance(self.calibration_loss, AdaptiveLoss):
             load_loss_state(self.calibration_loss, checkpoint)
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        fitting = self.own_callbacks.fitting
         if fitting is not None:
             saved = maps.map_of_checkpoint(checkpoint, fitting.scaler)
             if saved is not None:
@@ -456,13 +483,15 @@ class CalibrationMixin(Trainer):
             self._set_map(saved)
 
     def _check_data(self) -> None:
-        """Raise for data on which training would fail later, and warn of splits that make metrics misleading."""
+        """Raise for data on which training would fail later, and warn of splits that make metrics
+        misleading.
+        """
         checks.check_given_everywhere(self.splits)
         if self.calibration_dataset is not None:
             checks.check_is_dataset(self.calibration_dataset)
         self.own_callbacks.arrange()
-        gammas = self.own_callbacks.find(AdaFocalCallback)
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        gammas = self.own_callbacks.gammas
+        fitting = self.own_callbacks.fitting
         fitted = []
         if gammas is not None:
             checks.check_gammas_have_rows(self.calibration_loss.name, self.splits)
@@ -493,7 +522,9 @@ class CalibrationMixin(Trainer):
             )
 
     def _check_rows(self, fitted_to: Any) -> bool | None:
-        """Raise for rows or labels that model, loss, fit or metric cannot read; return whether a row has several."""
+        """Raise for rows or labels that model, loss, fit or metric cannot read; return whether a
+        row has several.
+        """
         key = self.label_key
         loss = self.calibration_loss
         labels = self._label_check()
@@ -511,13 +542,13 @@ class CalibrationMixin(Trainer):
                 continue
             batch = self.first_rows.batch(dataset, role)
             if is_fitted_to:
-                gammas = self.own_callbacks.find(AdaFocalCallback)
+                gammas = self.own_callbacks.gammas
                 n_samples = None if gammas is None else gammas.n_samples
                 checks.check_calibration_split(dataset, batch, key, n_samples)
             if best is not None and dataset is selecting:
                 checks.check_has_labels(batch, role, key, best)
             checks.check_kind(batch, role, key, multi_label, loss)
-            if is_fitted_to and self.own_callbacks.find(CalibrationMapCallback):
+            if is_fitted_to and self.own_callbacks.fitting:
                 are_soft = is_multi_label(batch, key) and multi_label is False
                 maps.check_has_hard_labels(are_soft=bool(are_soft))
             if multi_label is None:  # As the first batch of the training will decide.
@@ -527,7 +558,9 @@ class CalibrationMixin(Trainer):
         return multi_label
 
     def _label_check(self) -> checks.LabelCheck:
-        """What labels have to fit: the problem, and the names of classes of the model and of the first split."""
+        """What labels have to fit: the problem, and the names of classes of the model and of the
+        first split.
+        """
         collator_module = str(getattr(self.data_collator, "__module__", ""))
         splits = self.splits.by_name().values()
         named = [checks.names_of_classes(rows, self.label_key) for rows in splits]
@@ -555,14 +588,17 @@ class CalibrationMixin(Trainer):
         return begin(*given)
 
     def _end_training(self, end: Callable[..., Any], *given: Any) -> Any:
-        """Run the handler's end event, in which the calibrator is fitted to the weights that are left."""
+        """Run the handler's end event, in which the calibrator is fitted to the weights that are
+        left.
+        """
         self.own_callbacks.arrange_for_the_end()
         control = end(*given)
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        fitting = self.own_callbacks.fitting
         if fitting is not None and not self._has_weights_of_map():
             logger.warning(
-                "A callback has changed the weights after the calibrator was fitted. It is fitted again, "
-                "but trackers may not receive its metrics. A callback without `on_log` would have come before the fit."
+                "A callback has changed the weights after the calibrator was fitted. It is fitted "
+                "again, but trackers may not receive its metrics. A callback without `on_log` "
+                "would have come before the fit."
             )
             fitting.on_train_end(*given)
         return control
@@ -570,7 +606,9 @@ class CalibrationMixin(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> Any:
-        """Return the micro-batches of one optimizer step, and the loss's normalizer over all processes."""
+        """Return the micro-batches of one optimizer step, and the loss's normalizer over all
+        processes.
+        """
         # The step changes the weights, and a checkpoint must not have a calibrator of earlier ones.
         if self.fitted_map is not None:
             self.remove_calibration_map()
@@ -603,13 +641,16 @@ class CalibrationMixin(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the calibration loss; the model is called without labels, so it does not compute its own loss.
+        """Return the calibration loss; the model is called without labels, so it does not compute
+        its own loss.
 
-        The loss is the sum over the rows of this micro-batch, divided by the sum of weights of the global batch (1 for
-        loss_reduction="sum"; see `get_batch_samples`), times the number of processes, over which DDP averages, and the
-        accumulation steps if the Trainer divides by them. Without `num_items_in_batch` it is the mean of this batch.
+        The loss is the sum over the rows of this micro-batch, divided by the sum of weights of the
+        global batch (1 for loss_reduction="sum"; see `get_batch_samples`), times the number of
+        processes, over which DDP averages, and the accumulation steps if the Trainer divides by
+        them. Without `num_items_in_batch` it is the mean of this batch.
         """
-        # The Trainer finds the names in the model's signature, so only a batch tells whether there are such columns.
+        # The Trainer finds the names in the model's signature, so only a batch tells whether there
+        # are such columns.
         if self.reads_labels and len(self.label_names) > 1:
             of_labels.check_one_label(self.label_names)
         if self.compute_loss_func is not None:
@@ -643,21 +684,27 @@ class CalibrationMixin(Trainer):
         return loss, outputs
 
     def _ignore_repeats(self, batch: Any, loader: Any) -> None:
-        """Ignore the rows that accelerate repeats so that all of several processes have equal batches."""
+        """Ignore the rows that accelerate repeats so that all of several processes have equal
+        batches.
+        """
         if self.accelerator.num_processes > 1:
             of_labels.ignore_repeated_rows(
                 batch, self.label_key, loader, self.accelerator
             )
 
     def _set_problem_type(self, *, multi_label: bool) -> None:
-        """Take the kind of the problem from the first batch, because the model's config does not say it."""
+        """Take the kind of the problem from the first batch, because the model's config does not
+        say it.
+        """
         self.calibration_loss.multi_label = multi_label
         # Pipelines read it, and would otherwise apply a softmax.
         if multi_label and self.model_config is not None:
             self.model_config.problem_type = "multi_label_classification"
 
     def _remember(self, inputs: dict[str, Any], batch: Batch) -> None:
-        """Give a batch to the pass that is running, and keep some rows of the first one as an example."""
+        """Give a batch to the pass that is running, and keep some rows of the first one as an
+        example.
+        """
         current = self.current_pass
         if current is not None:
             current.read_by_the_loss = batch
@@ -671,7 +718,9 @@ class CalibrationMixin(Trainer):
             }
 
     def _scale_of_micro_batches(self) -> int:
-        """The number of micro-batches over which the Trainer and DDP will average this step's losses."""
+        """The number of micro-batches over which the Trainer and DDP will average this step's
+        losses.
+        """
         is_scaled = getattr(
             self, "loss_is_scaled_for_ga", False
         )  # transformers < 5.19 has none
@@ -683,9 +732,11 @@ class CalibrationMixin(Trainer):
     def logits_and_labels(
         self, model: Any, inputs: dict[str, Any]
     ) -> tuple[Any, Any, Tensor]:
-        """Run one forward; return the outputs for `prediction_step`, the logits (..., C) and their labels.
+        """Run one forward; return the outputs for `prediction_step`, the logits (..., C) and their
+        labels.
 
-        The model is called without labels. Override this method if batches or logits are made in another way.
+        The model is called without labels. Override this method if batches or logits are made in
+        another way.
         """
         labels = inputs.get(self.label_key)
         if labels is None:
@@ -723,9 +774,11 @@ class CalibrationMixin(Trainer):
     ) -> Any:
         """Evaluate like `Trainer.evaluate`, and add the calibration metrics to the results.
 
-        With `keep_logits`, all logits and labels are kept for `last_evaluation.logits_and_labels()`; of several sets,
-        those of the last one. For the model card they are also kept if a calibrator is fitted, training has ended, and
-        there are at most 50,000 rows. With `dataloader_drop_last` the last rows are left out as there, with a warning.
+        With `keep_logits`, all logits and labels are kept for
+        `last_evaluation.logits_and_labels()`; of several sets, those of the last one. For the model
+        card they are also kept if a calibrator is fitted, training has ended, and there are at most
+        50,000 rows. With `dataloader_drop_last` the last rows are left out as there, with a
+        warning.
         """
         sets: Any = self.eval_dataset
         dataset = sets if eval_dataset is None else eval_dataset
@@ -743,7 +796,7 @@ class CalibrationMixin(Trainer):
             return metrics
 
         if self.during_training and self.calibration_split is not None:
-            fitting = self.own_callbacks.find(CalibrationMapCallback)
+            fitting = self.own_callbacks.fitting
             if fitting is not None:
                 fitting.before_evaluate(self.state.global_step)
         if isinstance(dataset, str):
@@ -804,8 +857,9 @@ class CalibrationMixin(Trainer):
         """Log that an evaluation has used a calibrator of other weights."""
         if self.is_world_process_zero():
             logger.warning(
-                "The weights are not those that the calibrator was fitted to, so the calibrated metrics are "
-                "not those of a calibrated model. Call fit_calibration_map() for these weights."
+                "The weights are not those that the calibrator was fitted to, so the calibrated "
+                "metrics are not those of a calibrated model. Call fit_calibration_map() for these "
+                "weights."
             )
 
     def _warn_left_out(self, loader: Any) -> None:
@@ -815,9 +869,10 @@ class CalibrationMixin(Trainer):
             return
         self.said_left_out = True
         warnings.warn(
-            f"dataloader_drop_last leaves {n_left_out} of {len(loader.dataset)} rows out of this evaluation, so its "
-            "loss and metrics are of the others. Set dataloader_drop_last=False. Gammas and the calibrator are fitted "
-            "to all rows of the calibration split.",
+            f"dataloader_drop_last leaves {n_left_out} of {len(loader.dataset)} rows out of this "
+            "evaluation, so its loss and metrics are of the others. Set "
+            "dataloader_drop_last=False. Gammas and the calibrator are fitted to all rows of the "
+            "calibration split.",
             stacklevel=4,
         )
 
@@ -851,10 +906,12 @@ class CalibrationMixin(Trainer):
     def held_out_pass(
         self, *, n_samples: int | None = None, keep_logits: bool = False
     ) -> Evaluation:
-        """Run the model on the calibration split; mode, random states, log and progress bars are unchanged afterwards.
+        """Run the model on the calibration split; mode, random states, log and progress bars are
+        unchanged afterwards.
 
-        With `n_samples`, only a fixed random subset of this size is used. `keep_logits` keeps logits and labels; for a
-        causal language model, those of a random sample of tokens, at most 20,000 and half a GiB.
+        With `n_samples`, only a fixed random subset of this size is used. `keep_logits` keeps
+        logits and labels; for a causal language model, those of a random sample of tokens, at most
+        20,000 and half a GiB.
         """
         current = Evaluation(
             self.accelerator,
@@ -870,18 +927,22 @@ class CalibrationMixin(Trainer):
     def fit_calibration_map(
         self, scaler: Any = None, held_out: Evaluation | None = None
     ) -> Any:
-        """Fit a calibrator to the calibration split, record it in the config, and use it in all later evaluations.
+        """Fit a calibrator to the calibration split, record it in the config, and use it in all
+        later evaluations.
 
-        The model's weights do not change; `save_calibrated_model` folds the calibrator into the saved copy. If the fit
-        fails, there is no calibrator. For a causal language model the rows are a sample of tokens (`held_out_pass`).
+        The model's weights do not change; `save_calibrated_model` folds the calibrator into the
+        saved copy. If the fit fails, there is no calibrator. For a causal language model the rows
+        are a sample of tokens (`held_out_pass`).
 
         Args:
-            scaler: a foldable calibrator of `SCALERS`, which is fitted in place and returned. None uses a copy of that
-                of the `CalibrationMapCallback`, otherwise that of the arguments, otherwise a temperature.
+            scaler: a foldable calibrator of `SCALERS`, which is fitted in place and returned. None
+                uses a copy of that of the `CalibrationMapCallback`, otherwise that of the
+                arguments, otherwise a temperature.
             held_out: a `held_out_pass` with logits; None runs one.
 
         Raises:
-            TypeError, ValueError: if the calibrator cannot be folded, or does not fit the split or the model.
+            TypeError, ValueError: if the calibrator cannot be folded, or does not fit the split or
+                the model.
         """
         checks.check_given_everywhere(self.splits)
         check(
@@ -906,15 +967,19 @@ class CalibrationMixin(Trainer):
         return scaler
 
     def _scaler_to_fit(self) -> Any:
-        """A copy of the callback's calibrator, otherwise that of the arguments, otherwise a temperature."""
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        """A copy of the callback's calibrator, otherwise that of the arguments, otherwise a
+        temperature.
+        """
+        fitting = self.own_callbacks.fitting
         if fitting is not None:
             return clone(fitting.scaler)
-        configured = maps.scaler_of(self.calibration_config, self.problem)
+        configured = self._configured_scaler()
         return TemperatureScaling() if configured is None else configured
 
     def fit_temperature(self, scaling: TemperatureScaling | None = None) -> float:
-        """Fit a temperature like `fit_calibration_map`, by default that of the callback or by the NLL; return T > 0."""
+        """Fit a temperature like `fit_calibration_map`, by default that of the callback or by the
+        NLL; return T > 0.
+        """
         own = self._scaler_to_fit() if scaling is None else scaling
         if not isinstance(own, TemperatureScaling):
             own = TemperatureScaling()
@@ -924,11 +989,14 @@ class CalibrationMixin(Trainer):
         """Use a calibrator that was fitted elsewhere, for example to out-of-fold logits.
 
         Args:
-            scaler: a foldable calibrator of `SCALERS`, fitted to logits of this model, the same on every process.
-            split, n_examples: name of the fitted rows in the record and the model card, and their number.
+            scaler: a foldable calibrator of `SCALERS`, fitted to logits of this model, the same on
+                every process.
+            split, n_examples: name of the fitted rows in the record and the model card, and their
+                number.
 
         Raises:
-            TypeError, ValueError: if it cannot be folded, has NaN, or does not fit the problem or the model.
+            TypeError, ValueError: if it cannot be folded, has NaN, or does not fit the problem or
+                the model.
         """
         is_name = isinstance(split, str) and split != ""
         way_out = "name the rows that it was fitted to, such as 'out-of-fold'"
@@ -955,12 +1023,16 @@ class CalibrationMixin(Trainer):
         return fingerprint_if_whole(self.unwrapped_model)
 
     def _has_weights_of_map(self) -> bool:
-        """Whether the weights are still those that the calibrator was fitted to, as far as it is known."""
+        """Whether the weights are still those that the calibrator was fitted to, as far as it is
+        known.
+        """
         known = self._weights_of_map
         return known is None or known == self._fingerprint()
 
     def _has_several_labels(self) -> bool | None:
-        """Whether the rows have one float per class, by the first split with labels; None if it cannot be told."""
+        """Whether the rows have one float per class, by the first split with labels; None if it
+        cannot be told.
+        """
         for role, dataset in self.splits.by_name().items():
             batch = self.first_rows.batch(dataset, role)
             kind = is_multi_label(batch, self.label_key)
@@ -982,7 +1054,9 @@ class CalibrationMixin(Trainer):
     def save_model(
         self, output_dir: str | None = None, _internal_call: bool = False
     ) -> None:
-        """Save the model as trained, like `Trainer`, and the calibrator next to it; see `save_calibrated_model`."""
+        """Save the model as trained, like `Trainer`, and the calibrator next to it; see
+        `save_calibrated_model`.
+        """
         if not _internal_call:
             self._warn_not_folded()
         with hub_token_left_out():
@@ -997,7 +1071,9 @@ class CalibrationMixin(Trainer):
             )
 
     def _map_of_weights(self) -> SavedMap | None:
-        """The calibrator with the fingerprint of the weights that it was fitted to, if they are loaded alike."""
+        """The calibrator with the fingerprint of the weights that it was fitted to, if they are
+        loaded alike.
+        """
         fitted = self.fitted_map
         if fitted is None or self._weights_of_map is None:
             return fitted
@@ -1017,22 +1093,23 @@ class CalibrationMixin(Trainer):
             return
         self.said_not_folded = True
         logger.warning(
-            "save_model writes the model as trained, without its %s: a pipeline that loads it is not "
-            "calibrated. Use save_calibrated_model(output_dir) for the calibrated model.",
+            "save_model writes the model as trained, without its %s: a pipeline that loads it is "
+            "not calibrated. Use save_calibrated_model(output_dir) for the calibrated model.",
             title_of(self.calibration_map),
         )
 
     def save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
         """Save a copy of the model with the calibrator folded into its head.
 
-        A `transformers.pipeline` of the directory returns calibrated probabilities without this library. The directory
-        has float32 weights with merged adapters, the tokenizer or image processor, and the calibrator's numbers in
-        `calibration.json`. It is written completely or, after an OSError, unchanged; other weights in it are removed.
+        A `transformers.pipeline` of the directory returns calibrated probabilities without this
+        library. The directory has float32 weights with merged adapters, the tokenizer or image
+        processor, and the calibrator's numbers in `calibration.json`. It is written completely or,
+        after an OSError, unchanged; other weights in it are removed.
 
         Raises:
-            ValueError: if no calibrator was fitted, the weights were changed since, or it cannot be folded into the
-                model's head; if the model was loaded from output_dir, or output_dir contains adapters or is a
-                checkpoint.
+            ValueError: if no calibrator was fitted, the weights were changed since, or it cannot be
+                folded into the model's head; if the model was loaded from output_dir, or output_dir
+                contains adapters or is a checkpoint.
         """
         check_type(
             isinstance(output_dir, (str, os.PathLike)),
@@ -1052,7 +1129,9 @@ class CalibrationMixin(Trainer):
         self._save_calibrated(output_dir)
 
     def _save_calibrated(self, output_dir: str | os.PathLike[str]) -> None:
-        """Save the model with the folded calibrator, over anything: a push replaces the files of the run."""
+        """Save the model with the folded calibrator, over anything: a push replaces the files of
+        the run.
+        """
         fitted = self.fitted_map
         is_configured = self.calibration_config.make_scaler() is not None
         check(
@@ -1099,12 +1178,14 @@ class CalibrationMixin(Trainer):
         create_pr: bool = False,
         **of_the_card: Any,
     ) -> Any:
-        """Push the calibrated model in one commit; without a calibrator, push like `Trainer.push_to_hub`.
+        """Push the calibrated model in one commit; without a calibrator, push like
+        `Trainer.push_to_hub`.
 
-        The output folder then has the calibrated model with its card. Weights in the repository that would be loaded
-        instead are removed in the same commit; `hf_calib.export.push_folder` describes this and the errors.
-        `blocking`, `token`, `revision` and `private` are those of `Trainer.push_to_hub`; `create_pr=True` opens a pull
-        request, and all other arguments are for `create_model_card`. Return the commit, or a future of it.
+        The output folder then has the calibrated model with its card. Weights in the repository
+        that would be loaded instead are removed in the same commit; `hf_calib.export.push_folder`
+        describes this and the errors. `blocking`, `token`, `revision` and `private` are those of
+        `Trainer.push_to_hub`; `create_pr=True` opens a pull request, and all other arguments are
+        for `create_model_card`. Return the commit, or a future of it.
         """
         # A calibrator in the repository is not that of the weights that replace its own.
         if self.fitted_map is None and not self.has_pushed_a_map:
@@ -1161,7 +1242,9 @@ class CalibrationMixin(Trainer):
             self.has_pushed_a_map = True
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the Trainer's model card; with a calibrator, add its section and write the report in `calibration`."""
+        """Write the Trainer's model card; with a calibrator, add its section and write the report
+        in `calibration`.
+        """
         super().create_model_card(*args, **kwargs)
         if not self.is_world_process_zero():
             return
@@ -1181,47 +1264,57 @@ class CalibrationMixin(Trainer):
 
 
 class CalibrationTrainer(CalibrationMixin):
-    """A `Trainer` that trains with a calibration loss, logs calibration metrics, and calibrates the model.
+    """A `Trainer` that trains with a calibration loss, logs calibration metrics, and calibrates the
+    model.
 
-    * The loss named by `args.loss` is computed in float32 from logits and labels; the model gets no labels. The loss of
-      an optimizer step is the mean over the whole global batch, whatever its division into micro-batches.
-    * Each evaluation has `eval_accuracy`, `eval_ece`, `eval_adaptive_ece`, `eval_classwise_ece`, `eval_mce`,
-      `eval_nll` and `eval_brier`, with no extra forward pass and without keeping logits. `eval_loss` is the (weighted)
-      mean over all labelled rows, and for losses that couple the batch the mean over the batches.
-    * The gammas of losses that adapt are updated from the calibration split, and are saved in every checkpoint.
-    * A calibrator (`args.calibration_method`) is fitted to the calibration split at the end. The same metrics are then
-      logged with it, as `eval_ece_calibrated` and so on, and `save_calibrated_model` writes a directory from which a
-      plain `transformers.pipeline` returns calibrated probabilities.
+    * The loss named by `args.loss` is computed in float32 from logits and labels; the model gets no
+      labels. The loss of an optimizer step is the mean over the whole global batch, whatever its
+      division into micro-batches.
+    * Each evaluation has `eval_accuracy`, `eval_ece`, `eval_adaptive_ece`, `eval_classwise_ece`,
+      `eval_mce`, `eval_nll` and `eval_brier`, with no extra forward pass and without keeping
+      logits. `eval_loss` is the (weighted) mean over all labelled rows, and for losses that couple
+      the batch the mean over the batches.
+    * The gammas of losses that adapt are updated from the calibration split, and are saved in every
+      checkpoint.
+    * A calibrator (`args.calibration_method`) is fitted to the calibration split at the end. The
+      same metrics are then logged with it, as `eval_ece_calibrated` and so on, and
+      `save_calibrated_model` writes a directory from which a plain `transformers.pipeline` returns
+      calibrated probabilities.
 
     Args:
-        model: a classifier of sequences, tokens or images, also multi-label, whose output has `logits`; or a causal
-            language model, whose logits at position t are compared with the label at t + 1.
+        model: a classifier of sequences, tokens or images, also multi-label, whose output has
+            `logits`; or a causal language model, whose logits at position t are compared with the
+            label at t + 1.
         args: `CalibrationTrainingArguments`.
-        calibration_dataset: held-out examples for the gammas and the calibrator, in the form of `eval_dataset`; not
-            used for anything else. None uses a single evaluation set for both, with a warning.
-        **kwargs: the other arguments of `Trainer`. If several callbacks of this library have one type, the last counts.
+        calibration_dataset: held-out examples for the gammas and the calibrator, in the form of
+            `eval_dataset`; not used for anything else. None uses a single evaluation set for both,
+            with a warning.
+        **kwargs: the other arguments of `Trainer`. If several callbacks of this library have one
+          type, the last counts.
 
     Raises:
         TypeError, ValueError: if arguments do not fit together, before any training.
 
     Notes:
-        With the model's `problem_type="single_label_classification"`, lists of floats that sum to 1 are soft labels.
-        `eval_nll` and `eval_brier` are then against these, the other metrics are of the most probable label (the first
-        of several), and a calibrator needs rows with one label.
+        With the model's `problem_type="single_label_classification"`, lists of floats that sum to 1
+        are soft labels. `eval_nll` and `eval_brier` are then against these, the other metrics are
+        of the most probable label (the first of several), and a calibrator needs rows with one
+        label.
 
-        Checkpoints have the model as trained and, separately, the calibrator, which a resumed run restores. A head
-        without a bias (GPT-2's) cannot hold a calibrator with a bias. Rows that accelerate repeats to fill the last
-        batch of an epoch on several processes are ignored, except in streams with `dispatch_batches=False`.
+        Checkpoints have the model as trained and, separately, the calibrator, which a resumed run
+        restores. A head without a bias (GPT-2's) cannot hold a calibrator with a bias. Rows that
+        accelerate repeats to fill the last batch of an epoch on several processes are ignored,
+        except in streams with `dispatch_batches=False`.
 
-        A subclass with its own `compute_loss` returns the mean over its micro-batch, which is averaged over
-        accumulation steps and processes; set `loss_is_scaled_for_ga=True` if the loss is already normalised.
+        A subclass with its own `compute_loss` returns the mean over its micro-batch, which is
+        averaged over accumulation steps and processes; set `loss_is_scaled_for_ga=True` if the loss
+        is already normalised.
 
     Example::
 
-        args = CalibrationTrainingArguments(loss="adafocal", output_dir="out", ...)
-        trainer = CalibrationTrainer(model, args, train_dataset=..., calibration_dataset=..., eval_dataset=...)
-        trainer.train()
-        trainer.save_calibrated_model("calibrated")
+        args = CalibrationTrainingArguments(loss="adafocal", output_dir="out", ...) trainer =
+        CalibrationTrainer(model, args, train_dataset=..., calibration_dataset=...,
+        eval_dataset=...) trainer.train() trainer.save_calibrated_model("calibrated")
     """
 
     args: CalibrationTrainingArguments

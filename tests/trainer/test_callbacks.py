@@ -335,7 +335,7 @@ def test_callbacks_are_refused_where_they_cannot_work(tmp_path: Path) -> None:
     ):
         AdaFocalCallback(schedule={40: 1, 25: 100})
     with pytest.raises(
-        ValueError, match=r"strategy to be one of \('end', 'evaluate'\), got 'epoch'"
+        ValueError, match=r"strategy to be one of 'end', 'evaluate', got 'epoch'"
     ):
         TemperatureScalingCallback(strategy="epoch")
     model = tiny_bert()

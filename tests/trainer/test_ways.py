@@ -1,4 +1,6 @@
-"""The ways of a training through the library are no longer than they were: files entered, and hops between them."""
+"""The ways of a training through the library are no longer than they were: files entered, and hops
+between them.
+"""
 
 from __future__ import annotations
 
