@@ -185,7 +185,16 @@ class LoggedMetrics(NamedTuple):
         """Raise for a log key, such as "eval_nll", that no evaluation will have."""
         metric = name
         if isinstance(self.evaluation, dict) and self.evaluation:
-            metric = self._without_set(name, argument)
+            evaluated, rest = self.parts(name)
+            first = next(iter(self.evaluation))
+            check(
+                evaluated is not None,
+                f"{argument} to begin with the name of an evaluation set "
+                f"({few(list(self.evaluation))})",
+                got=repr(name),
+                way_out=f"set it to 'eval_{first}_{rest}', for example",
+            )
+            metric = f"eval_{rest}"
         known = [f"eval_{key}" for key in LOGGED_METRICS]
         calibrated = [f"{key}{_CALIBRATED}" for key in known]
         check(
@@ -204,36 +213,21 @@ class LoggedMetrics(NamedTuple):
 
     def labelled_for(self, name: str) -> Any:
         """The evaluation rows whose labels one of these metrics is of; None for other log keys."""
-        evaluated = self.set_of(name)
+        evaluated, metric = self.parts(name)
         rows = self.evaluation
         if isinstance(rows, dict):
             rows = rows.get(evaluated)
-        key = name.removeprefix("eval_").removeprefix(f"{evaluated}_")
-        is_ours = key.removesuffix(_CALIBRATED) in (*LOGGED_METRICS, "loss")
+        is_ours = metric.removesuffix(_CALIBRATED) in (*LOGGED_METRICS, "loss")
         return rows if is_ours else None
 
-    def _without_set(self, name: str, argument: str) -> str:
-        """The key of a metric without the name of its evaluation set, which it has to have."""
-        found = self.set_of(name)
-        first = next(iter(self.evaluation))
-        metric = name.removeprefix("eval_")
-        check(
-            found is not None,
-            f"{argument} to begin with the name of an evaluation set "
-            f"({few(list(self.evaluation))})",
-            got=repr(name),
-            way_out=f"set it to 'eval_{first}_{metric}', for example",
-        )
-        return "eval_" + metric.removeprefix(f"{found}_")
-
-    def set_of(self, name: str) -> str | None:
-        """The evaluation set that a log key begins with; None if there is one without a name, or
-        another key.
-        """
-        if not isinstance(self.evaluation, dict):
-            return None
-        sets = [key for key in self.evaluation if name.startswith(f"eval_{key}_")]
-        return max(sets, key=len, default=None)
+    def parts(self, name: str) -> tuple[str | None, str]:
+        """The evaluation set that a log key begins with, if it is one of several, and the metric."""
+        sets = []
+        if isinstance(self.evaluation, dict):
+            sets = [key for key in self.evaluation if name.startswith(f"eval_{key}_")]
+        evaluated = max(sets, key=len, default=None)
+        metric = name.removeprefix("eval_").removeprefix(f"{evaluated}_")
+        return evaluated, metric
 
 
 def add_metrics(kinds: Iterable[type]) -> bool:

@@ -341,12 +341,11 @@ class CalibrationMixin(Trainer):
         """Take smaller values for better in a metric of an evaluation set that is named like a
         sign, as "neg".
         """
-        is_given = getattr(self.args, "direction_is_given", True)
         key = self._key_of_best
-        evaluated = None if key is None else self._logged_metrics.set_of(key)
-        if is_given or key is None or evaluated is None:
+        if key is None or getattr(self.args, "direction_is_given", True):
             return
-        if lower_is_better(key.removeprefix(f"eval_{evaluated}_")):
+        evaluated, metric = self._logged_metrics.parts(key)
+        if evaluated is not None and lower_is_better(metric):
             self.args.greater_is_better = False
 
     @property
