@@ -67,7 +67,9 @@ class _Found:
 
 
 def run(options: Push, running: Running) -> Done:
-    """Push a folder in one commit with its card; a calibrator next to a model is folded in, in a temporary folder."""
+    """Push a folder in one commit with its card; a calibrator next to a model is folded in,
+    in a temporary folder.
+    """
     check_destination(options.repo, options.revision)
     found = _look(options.folder)
     notes = _warned_of(found, options.no_fold)
@@ -148,7 +150,9 @@ def run(options: Push, running: Running) -> Done:
 
 
 def _look(folder: Path) -> _Found:
-    """Read what says whether a folder's model is calibrated, and refuse a calibrator of other weights."""
+    """Read what says whether a folder's model is calibrated,
+    and refuse a calibrator of other weights.
+    """
     has_config = (folder / CONFIG).is_file()
     config = read_json(folder / CONFIG, CONFIG_KINDS) if has_config else {}
     if (folder / _REPORT).is_file():
@@ -177,7 +181,9 @@ def _on_left_rule(folder: Path, made: Path) -> list[str]:
 
 
 def _is_in_weights(folder: Path, config: Mapping[str, Any], saved: Any) -> bool:
-    """Whether the weights have the calibrator, unless it takes adapters or foreign code to load them."""
+    """Whether the weights have the calibrator, unless it takes adapters or foreign code to load
+    them.
+    """
     task = task_of(config)
     is_classifier = task is not None and task.classifier is not None
     is_foreign = "auto_map" in config or (folder / ADAPTER_CONFIG).is_file()
@@ -221,7 +227,9 @@ def _warned_of(found: _Found, no_fold: bool) -> list[str]:
 
 
 def _write_folded(found: _Found, target: Path) -> str:
-    """Write a model with its calibrator folded in, and all other files to push; return why that cannot be, or ""."""
+    """Write a model with its calibrator folded in, and all other files to push;
+    return why that cannot be, or "".
+    """
     folder = found.path
     config = found.config
     saved: Any = found.beside
@@ -254,7 +262,8 @@ def _write_folded(found: _Found, target: Path) -> str:
     # The rule may be of weights that were trained since, if the calibrator's file names none.
     if rule is not None and (own is None or has_weights(folder, own)):
         replace(rule, fingerprint=weights, calibrator=None).save(target)
-    # A report on the model with its calibrator next to it is also one on the model with it folded in.
+    # A report on the model with its calibrator next to it is also one on the model with it folded
+    # in.
     path = target / _REPORT
     if path.is_file():
         report = read_json(path, {"about": dict})
