@@ -512,21 +512,21 @@ def check_kind(
     """Raise for a batch whose labels are of another kind than the problem, or are soft and of no
     use for the loss.
     """
-    kind = is_multi_label(batch, label_key)
-    if kind is None or multi_label is None or kind == multi_label:
+    are_floats = is_multi_label(batch, label_key)
+    if are_floats is None or multi_label is None or are_floats == multi_label:
         return
     if loss.reads_soft_labels:
         loss.check_takes_soft_labels()
         return
     convert = "convert them, or set the model's problem_type to"
     check(
-        kind,
+        are_floats,
         f"labels of the {role} split to be one float per class, for a multi-label model",
         got="integers",
         way_out=f"{convert} 'single_label_classification'",
     )
     check(
-        not kind,
+        not are_floats,
         f"labels of the {role} split to be class indices, for a single-label model",
         got="one float per class",
         way_out=f"{convert} 'multi_label_classification', or for soft labels to "

@@ -4,6 +4,7 @@ config.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import math
@@ -64,19 +65,19 @@ _WHOLE = {
 _saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", default=False)
 
 
-def documented(fields: type[Kind]) -> type[Kind]:
+def documented(made: type[Kind]) -> type[Kind]:
     """Add the descriptions in a dataclass's docstring to its fields, as the help of command-line
     options.
     """
     # Python 3.13 removes the indentation of docstrings, and cleandoc does so everywhere.
-    docstring = inspect.cleandoc(fields.__doc__ or "")
-    for name, text in re.findall(
-        r"^ {4}(\w+): (.+(?:\n {8}.+)*)", docstring, re.MULTILINE
-    ):
-        field: Any = fields.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
-        if field is not None:
-            field.metadata = {"help": " ".join(text.split())}
-    return fields
+    docstring = inspect.cleandoc(made.__doc__ or "")
+    item = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"
+    texts = dict(re.findall(item, docstring, re.MULTILINE))
+    for field in dataclasses.fields(made):  # type: ignore[arg-type]
+        if field.name in texts:
+            text = " ".join(texts[field.name].split())
+            field.metadata = {"help": text}  # type: ignore[assignment]
+    return made
 
 
 @documented
@@ -183,8 +184,8 @@ class CalibrationConfig:
 
     def fields(self) -> dict[str, Any]:
         """The settings of loss, callbacks and calibrator, without those of the Trainer."""
-        names = CalibrationConfig.__dataclass_fields__
-        return {name: getattr(self, name) for name in names}
+        own = dataclasses.fields(CalibrationConfig)
+        return {field.name: getattr(self, field.name) for field in own}
 
     def settings(self) -> str:
         """These settings, for comparison with earlier ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import warnings
@@ -381,7 +382,8 @@ def _wrong_in_state(folder: str, state: Mapping[str, Any]) -> str | None:
     of_folder = folder.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
     if of_folder.isdecimal() and int(of_folder) != step:
         return f"global_step: {step}, in the folder of step {of_folder}"
-    unknown = sorted(state.keys() - TrainerState.__dataclass_fields__.keys())
+    known = {field.name for field in dataclasses.fields(TrainerState)}
+    unknown = sorted(state.keys() - known)
     if unknown:
         return f"unknown entries: {few(unknown)}"
     return None
