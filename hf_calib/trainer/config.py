@@ -164,7 +164,9 @@ class CalibrationConfig:
             schedule=_from_json(self.gamma_update_schedule),
             samples=self.gamma_update_samples,
         )
-        self._read_all_weights()
+        # Weights become numbers, unless they are "balanced".
+        self.class_weights = _read_weights("class_weights", self.class_weights)
+        self.pos_weight = _read_weights("pos_weight", self.pos_weight)
         # Both raise for what they cannot make.
         self.make_scaler()
         loss = self.make_loss()
@@ -176,11 +178,6 @@ class CalibrationConfig:
             got=f"loss={self.loss!r}",
             way_out="leave it out, or use loss='adafocal'",
         )
-
-    def _read_all_weights(self) -> None:
-        """Turn the weights of classes and labels into numbers, unless they are "balanced"."""
-        self.class_weights = _read_weights("class_weights", self.class_weights)
-        self.pos_weight = _read_weights("pos_weight", self.pos_weight)
 
     def fields(self) -> dict[str, Any]:
         """The settings of loss, callbacks and calibrator, without those of the Trainer."""
@@ -310,8 +307,7 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
     answer_options: list[str] | None = None
 
     def __post_init__(self) -> None:
-        self.loss_kwargs = read_mapping(self.loss_kwargs)
-        self._read_all_weights()
+        self.check_calibration()
         schedule_reads_it = self.lr_scheduler_type in METRIC_SCHEDULES
         needs_metric = self.load_best_model_at_end or schedule_reads_it
         # An adaptive loss itself changes between evaluations.
@@ -329,7 +325,6 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
         ):
             self.greater_is_better = False
         TrainingArguments.__post_init__(self)
-        self.check_calibration()
 
     def __getstate__(self) -> dict[str, Any]:
         if _saved_with_a_model.get():
