@@ -241,7 +241,7 @@ class CalibrationMixin(Trainer):
         return saving.loss_record(self.calibration_loss)
 
     @property
-    def first_rows(self) -> FirstRows:
+    def _first_rows(self) -> FirstRows:
         """The first rows of the datasets as the batches will have them."""
         return FirstRows(self.get_test_dataloader, self.label_key)
 
@@ -297,7 +297,7 @@ class CalibrationMixin(Trainer):
         labels = None
         if self.answers is None:  # Otherwise the column has tokens.
             labels = of_labels.read_labels(self.train_dataset, self.label_key)
-        arriving = partial(self.first_rows.labels, self.train_dataset, "training")
+        arriving = partial(self._first_rows.labels, self.train_dataset, "training")
         return balance(labels, self.n_classes, arriving)
 
     def _check_model(self) -> None:
@@ -539,7 +539,7 @@ class CalibrationMixin(Trainer):
             # Other datasets may change when they are read, as an epoch does.
             if not is_fitted_to and not of_labels.is_in_memory(dataset):
                 continue
-            batch = self.first_rows.batch(dataset, role)
+            batch = self._first_rows.batch(dataset, role)
             if is_fitted_to:
                 gammas = self.own_callbacks.gammas
                 n_samples = None if gammas is None else gammas.n_samples
@@ -567,7 +567,7 @@ class CalibrationMixin(Trainer):
             problem=self.problem,
             class_names=list(self.class_names.values()),
             names_of_splits=next(filter(None, named), []),
-            first_rows=self.first_rows,
+            first_rows=self._first_rows,
             collator_is_stock=collator_module.startswith("transformers."),
         )
 
@@ -1033,7 +1033,7 @@ class CalibrationMixin(Trainer):
         cannot be told.
         """
         for role, dataset in self.splits.by_name().items():
-            batch = self.first_rows.batch(dataset, role)
+            batch = self._first_rows.batch(dataset, role)
             kind = is_multi_label(batch, self.label_key)
             if kind is not None:
                 return kind
