@@ -103,10 +103,9 @@ def calibration_report(
     >>> report.verdict
     'Over-confident by 35.0 points [25.4, 44.6] on average.'
     """
-    settings = Settings(
-        checks.check_n_bins(n_bins), confidence_level, n_resamples, seed
-    )
+    n_bins = checks.check_n_bins(n_bins)
     checks.check_draws(n_resamples, seed, confidence_level)
+    settings = Settings(n_bins, confidence_level, n_resamples, seed)
     several = np.ndim(labels) == 2
     n_given = several + (soft_labels is not None) + (sample_weight is not None)
     requirement = (
@@ -126,21 +125,67 @@ def calibration_report(
         checks.check_shape(argument, array, np.shape(probs), way_out)
         checked, targets = checks.check_probs_and_labels(each, labels)
         states.append(checked)
-    names = check_class_names(class_names, states[0].shape[1])
+    names = check_class_names(class_names, checked.shape[1])
     weights = _weights_that_differ(checks.check_weights(sample_weight, len(targets)))
-    all_rows = [_rows_of(each, targets, weights, settings.n_bins) for each in states]
-    # Without weights, entities and figures of the arrays can be made later.
-    kept = states if weights is None else [None] * len(states)
-    measured = [
-        Measured.of_rows(rows, names, settings, own)
-        for rows, own in zip(all_rows, kept, strict=True)
-    ]
-    report = _report_of(measured, names, settings, name, targets)
+    measured = []
+    for state in states:
+        rows = _rows_of(state, targets, weights, n_bins)
+        # Without weights, entities can be found later.
+        kept = state if weights is None else None
+        measured.append(Measured.of_rows(rows, names, settings, kept))
+    report = _report_on_rows(measured, names, settings, name, targets)
     if soft_labels is None:
         return report
-    soft = checks.check_soft_labels(soft_labels, states[0].shape)
+    soft = checks.check_soft_labels(soft_labels, checked.shape)
     section = soft_label_section(soft, targets, states, settings)
     return replace(report, soft_labels=section)
+
+
+def _rows_of(
+    probs: NDArray[Any], labels: NDArray[Any], weights: FloatArray | None, n_bins: int
+) -> Rows:
+    """Checked arrays as scored rows."""
+    parts = None
+    if are_few(*probs.shape):
+        parts = brier_decomposition(probs, labels, n_bins=n_bins, sample_weight=weights)
+    return Rows.of_blocks([(probs, labels, weights)], probs.shape, n_bins, parts)
+
+
+def _weights_that_differ(weights: FloatArray | None) -> FloatArray | None:
+    """The weights, or None if all are 1, as without weights."""
+    if weights is None or bool((weights == 1).all()):
+        return None
+    return weights
+
+
+def _report_on_rows(
+    measured: Sequence[Measured],
+    names: tuple[str, ...],
+    settings: Settings,
+    name: str,
+    labels: NDArray[Any],
+) -> CalibrationReport:
+    """The report on rows with one label each, whose probabilities are known."""
+    rows: list[Any] = [each.rows for each in measured]
+    nats = [each.scores.nll for each in rows]
+    return _report_of(
+        measured,
+        name=name,
+        class_names=names,
+        settings=settings,
+        labels=labels,
+        nll_change=mean_change(nats, rows[0].weights, settings),
+        notes=_notes_on_zeros(nats),
+    )
+
+
+def _report_of(
+    measured: Sequence[Measured], *, name: str, **fields: Any
+) -> CalibrationReport:
+    """The report on probabilities before and perhaps after calibration."""
+    before, *calibrated = measured
+    after = calibrated[0] if calibrated else None
+    return CalibrationReport(name=str(name), before=before, after=after, **fields)
 
 
 def _report_on_labels(
@@ -159,70 +204,16 @@ def _report_on_labels(
     affordable = max(_FEWEST_RESAMPLES, int(_DECISIONS_READ // first.probs.size))
     settings = settings._replace(n_resamples=min(settings.n_resamples, affordable))
     names = check_class_names(class_names, first.probs.shape[1])
-    measured = [measure_labels(each, names, settings) for each in states]
-    change = None
-    if len(states) > 1:
-        before, after = (negative_logs_of_decisions(each) for each in states)
-        n_known = first.known.sum(axis=1).astype(np.float64)
-        change = mean_change(before, after, n_known, settings)
-    return CalibrationReport(
-        name=str(name),
+    nats = [negative_logs_of_decisions(each) for each in states]
+    n_known = first.known.sum(axis=1).astype(np.float64)
+    return _report_of(
+        [measure_labels(each, names, settings) for each in states],
+        name=name,
         class_names=names,
-        before=measured[0],
-        after=measured[1] if len(measured) > 1 else None,
-        nll_change=change,
         settings=settings,
         labels=np.where(first.known, first.true, UNKNOWN),
+        nll_change=mean_change(nats, n_known, settings),
         notes=_notes_on_one_label(first),
-    )
-
-
-def _rows_of(
-    probs: NDArray[Any], labels: NDArray[Any], weights: FloatArray | None, n_bins: int
-) -> Rows:
-    """Checked arrays as scored rows."""
-    parts = None
-    if are_few(*probs.shape):
-        parts = brier_decomposition(probs, labels, n_bins=n_bins, sample_weight=weights)
-    block = (0, probs, labels, weights)
-    return Rows.of_blocks([block], probs.shape, n_bins, parts)
-
-
-def _weights_that_differ(weights: FloatArray | None) -> FloatArray | None:
-    """The weights, or None if all are 1, as without weights."""
-    if weights is None or bool((weights == 1).all()):
-        return None
-    return weights
-
-
-def _report_of(
-    measured: Sequence[Measured],
-    names: tuple[str, ...],
-    settings: Settings,
-    name: str,
-    labels: NDArray[Any] | None,
-) -> CalibrationReport:
-    """The report on rows before and perhaps after calibration."""
-    rows: list[Any] = [each.rows for each in measured]
-    nats = [each.scores.nll for each in rows]
-    notes: tuple[str, ...] = (_TOP_ONLY,)
-    if labels is not None:
-        notes = _notes_on_zeros(nats)
-    after = None
-    change = None
-    if len(measured) > 1:
-        after = measured[1]
-        if labels is not None:
-            change = mean_change(nats[0], nats[1], rows[0].weights, settings)
-    return CalibrationReport(
-        name=str(name),
-        class_names=names,
-        before=measured[0],
-        after=after,
-        nll_change=change,
-        settings=settings,
-        labels=labels,
-        notes=notes,
     )
 
 
@@ -312,12 +303,17 @@ def _report_on_many(
 ) -> CalibrationReport:
     """The report on rows whose probabilities, as float64, are not all held at once."""
     measured = []
-    for own in (None,) if scaler is None else (None, scaler):
-        rows = Rows.of_blocks(
-            _blocks(predictions, own), predictions.scores.shape, settings.n_bins
-        )
+    for blocks in _states(predictions, scaler):
+        rows = Rows.of_blocks(blocks, predictions.scores.shape, settings.n_bins)
         measured.append(Measured.of_rows(rows, names, settings))
-    return _report_of(measured, names, settings, name, predictions.labels)
+    return _report_on_rows(measured, names, settings, name, predictions.labels)
+
+
+def _states(predictions: Predictions, scaler: Any) -> Iterator[Iterator[Block]]:
+    """The blocks before calibration and, if there is a scaler, those after it."""
+    yield _blocks(predictions, None)
+    if scaler is not None:
+        yield _blocks(predictions, scaler)
 
 
 def _blocks(predictions: Predictions, scaler: Any) -> Iterator[Block]:
@@ -331,7 +327,7 @@ def _blocks(predictions: Predictions, scaler: Any) -> Iterator[Block]:
         else:
             probs = scaler.predict_proba(rows.as_logits())
             checks.check_rows(probs, rows.labels, rows.weights, plain.n_classes)
-        yield block.start, probs, rows.labels, rows.weights
+        yield probs, rows.labels, rows.weights
 
 
 def _report_on_top_labels(
@@ -347,7 +343,9 @@ def _report_on_top_labels(
         scores = score_top_labels(confidence, predictions.correct, weights)
         rows = Rows.of_top(scores, settings.n_bins)
         measured.append(Measured.of_rows(rows, (), settings))
-    return _report_of(measured, (), settings, name, None)
+    return _report_of(
+        measured, name=name, class_names=(), settings=settings, notes=(_TOP_ONLY,)
+    )
 
 
 def _slices(rows: Any, column: str, values: Any, settings: Settings) -> SliceSection:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import metadata
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 
 from hf_calib.metrics import ConsistencyTest
@@ -25,7 +24,7 @@ from hf_calib.metrics.intervals import (
 from hf_calib.metrics.kernel import kde_error
 from hf_calib.metrics.ranking import area_of, mean_risk
 from hf_calib.metrics.smooth import smooth_error
-from hf_calib.metrics.state import LOGGED_METRICS, GroupSums
+from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.sums import (
     Binning,
     BinSums,
@@ -37,8 +36,8 @@ from hf_calib.metrics.sums import (
     uniform_edges,
     wilson_interval,
 )
-from hf_calib.report.chance import Coins, gap_interval
-from hf_calib.report.rows import MOST_SORTED, Rows
+from hf_calib.report.chance import gap_interval, p_value
+from hf_calib.report.rows import Group, Rows
 
 # The kernel calibration error compares every pair of examples.
 MAX_EXAMPLES_FOR_KDE = 2_000
@@ -46,6 +45,8 @@ MAX_EXAMPLES_FOR_KDE = 2_000
 _BUDGET = 1e7
 _MOST_CALLS = 200
 _FEWEST_CALLS = 50
+# The fewest rows that are cross-fitted, in folds of 10 and more.
+_FEWEST_SPLIT = 50
 # Below them a t interval is wider than anything that it could say.
 _FEWEST_DEGREES = 0.5
 # The largest mean.
@@ -61,47 +62,77 @@ class Settings(NamedTuple):
     seed: int = 0
 
     @property
-    def z(self) -> float:
-        """The standard errors to either end of a normal interval."""
-        return float(ndtri((1 + self.confidence_level) / 2))
+    def upper(self) -> float:
+        """The share of a two-sided interval's distribution that is below its upper end."""
+        return (1 + self.confidence_level) / 2
 
     @property
-    def drawing(self) -> dict[str, Any]:
-        """The options of functions that resample."""
-        return {
-            name: value for name, value in self._asdict().items() if name != "n_bins"
-        }
-
-    def of_mean(self, groups: GroupSums, name: str, group: int = 0) -> Interval:
-        """The mean NLL or Brier score of a group, with its t interval; of one row it has none."""
-        mean, error = (float(part[group]) for part in groups.mean(name))
-        effective = float(groups.effective_rows()[group])
-        return self.t_interval(mean, error, effective, most=_MOST.get(name, math.inf))
-
-    def of_frequency(self, frequency: float, n: float) -> Interval:
-        """A frequency among n rows, with Wilson's interval."""
-        return Interval(frequency, *wilson_interval(frequency, n, self.z).tolist())
-
-    def t_interval(
-        self,
-        mean: float,
-        error: float,
-        effective: float,
-        *,
-        least: float = 0.0,
-        most: float = math.inf,
-    ) -> Interval:
-        """A mean of effective rows (Kish 1965) with a standard error; without ends if they are hardly one."""
-        degrees = effective - 1
-        if degrees < _FEWEST_DEGREES:
-            return Interval(mean)
-        reach = float(stdtrit(degrees, (1 + self.confidence_level) / 2)) * error
-        return Interval(mean, max(mean - reach, least), min(mean + reach, most))
+    def z(self) -> float:
+        """The standard errors to either end of a normal interval."""
+        return float(ndtri(self.upper))
 
     @property
     def level(self) -> str:
         """The confidence level in words."""
         return f"{100 * self.confidence_level:g}%"
+
+    @property
+    def drawing(self) -> dict[str, Any]:
+        """The options of functions that resample."""
+        options = self._asdict()
+        del options["n_bins"]
+        return options
+
+    def of_mean(self, group: Group, name: str) -> Interval:
+        """The mean NLL or Brier score of a group, with its t interval; of one row it has none."""
+        found = self.t_interval(*group.mean_and_error(name), group.effective)
+        if found.low is None:
+            return found
+        most = _MOST.get(name, math.inf)
+        return found._replace(low=max(found.low, 0.0), high=min(found.high, most))
+
+    def of_frequency(self, frequency: float, n: float) -> Interval:
+        """A frequency among n rows, with Wilson's interval."""
+        return Interval(frequency, *wilson_interval(frequency, n, self.z).tolist())
+
+    def t_interval(self, mean: float, error: float, effective: float) -> Interval:
+        """A mean of effective rows (Kish 1965) with a standard error; without ends if they are hardly one."""
+        degrees = effective - 1
+        if degrees < _FEWEST_DEGREES:
+            return Interval(mean)
+        reach = float(stdtrit(degrees, self.upper)) * error
+        return Interval(mean, mean - reach, mean + reach)
+
+
+# Whether rows have a metric
+
+
+def _always(rows: Rows) -> bool:
+    return True
+
+
+def _with_classes(rows: Rows) -> bool:
+    return rows.classes is not None
+
+
+def _with_brier_parts(rows: Rows) -> bool:
+    return rows.brier_parts is not None
+
+
+def _without_weights(rows: Rows) -> bool:
+    return rows.weights is None
+
+
+def _if_sorted(rows: Rows) -> bool:
+    return rows.are_sorted
+
+
+def _if_split(rows: Rows) -> bool:
+    return rows.are_sorted and len(rows) >= _FEWEST_SPLIT
+
+
+def _if_paired(rows: Rows) -> bool:
+    return rows.weights is None and 2 <= len(rows) <= MAX_EXAMPLES_FOR_KDE
 
 
 @dataclass(frozen=True)
@@ -116,34 +147,20 @@ class Measure:
     title: str
     metric: str  # its name in `hf_calib.metrics`
     value: Callable[[Rows], float]
+    applies_to: Callable[[Rows], bool] = _always  # whether rows have the metric
     interval: Literal["mean", "bootstrap", "inversion", "frequency", "none"] = "none"
     binning: Binning = "uniform"  # of a binned ECE
-    weighted: bool = False  # has a form for rows with weights
-    of_top: bool = True  # reads no more than the top label
-    # Reports on fewer or more examples leave the metric out.
-    n_examples: tuple[float, float] = (1, np.inf)
 
     @property
     def page(self) -> str:
         """The address of the metric's entry in the documentation; "" if the package names no such site."""
         urls = metadata("hf_calib").get_all("Project-URL") or []
-        site = dict(each.split(", ") for each in urls)
-        if "Documentation" not in site:
+        site = dict(each.split(", ") for each in urls).get("Documentation")
+        if site is None:
             return ""
-        is_error = "error" in self.metric or self.metric.startswith("ece")
-        page = "errors" if is_error else "scores"
-        home = site["Documentation"].rstrip("/")
-        return f"{home}/reference/metrics/{page}.html#hf_calib.metrics.{self.metric}"
-
-    def applies_to(self, rows: Rows) -> bool:
-        """Whether rows have the metric."""
-        fewest, most = self.n_examples
-        if not fewest <= len(rows) <= most:
-            return False
-        if self.metric == _BRIER_PARTS and rows.brier_parts is None:
-            return False
-        has_form = self.weighted or rows.weights is None
-        return has_form and (self.of_top or rows.classes is not None)
+        page = "errors" if "error" in self.metric else "scores"
+        place = f"reference/metrics/{page}.html#hf_calib.metrics.{self.metric}"
+        return f"{site.rstrip('/')}/{place}"
 
 
 _ECE = "expected_calibration_error"
@@ -152,35 +169,25 @@ _CORP = "corp_decomposition"
 _SIDES = "confidence_errors"
 _AURC = "area_under_risk_coverage"
 _TOP = "Top label's Brier score"
-_FEW = (1, MOST_SORTED)
-# Cross-fitting needs folds of 10 and more.
-_SPLIT = (50, MOST_SORTED)
 
 ECE_INTERVALS = (
     "The interval of an ECE is for the error without noise, so the ECE may be above it."
 )
 
 
-def _root_brier(rows: Rows) -> float:
-    return math.sqrt(rows.mean("brier"))
+def _mean(rows: Rows, name: str) -> float:
+    mean, _ = rows.together.mean_and_error(name)
+    return mean
 
 
 def _ece(rows: Rows, binning: Binning = "uniform", **options: Any) -> float:
     # Quantile bins leave out the row with the smallest confidence, which counts in the total.
-    return float(binned_error(rows.bins(binning), rows.total, **options))
+    found = binned_error(rows.bins(binning), rows.together.total, **options)
+    return float(found)
 
 
 def _area(rows: Rows) -> float:
     return mean_risk(rows.top) if rows.are_sorted else area_of(rows.by_confidence())
-
-
-def _brier_part(rows: Rows, part: str) -> float:
-    return float(getattr(rows.brier_parts, part))
-
-
-def _classwise(rows: Rows) -> float:
-    classes: Any = rows.classes
-    return float(np.mean(class_gaps(classes.bins)))
 
 
 #: The metrics of a report: key -> `Measure`. Keys and titles are those of the trainer's log where it has them.
@@ -188,119 +195,112 @@ MEASURES: dict[str, Measure] = {
     "accuracy": Measure(
         LOGGED_METRICS["accuracy"],
         "accuracy",
-        lambda rows: rows.mean("accuracy"),
+        lambda rows: _mean(rows, "accuracy"),
         interval="frequency",
-        weighted=True,
     ),
     "nll": Measure(
         LOGGED_METRICS["nll"],
         "negative_log_likelihood",
-        lambda rows: rows.mean("nll"),
-        interval="mean",
-        weighted=True,
-        of_top=False,
+        lambda rows: _mean(rows, "nll"),
+        _with_classes,
+        "mean",
     ),
     "brier": Measure(
         LOGGED_METRICS["brier"],
         "brier_score",
-        lambda rows: rows.mean("brier"),
-        interval="mean",
-        weighted=True,
-        of_top=False,
+        lambda rows: _mean(rows, "brier"),
+        _with_classes,
+        "mean",
     ),
     "root_brier": Measure(
         "Root Brier score",
         "root_brier_score",
-        _root_brier,
-        interval="mean",
-        weighted=True,
-        of_top=False,
+        lambda rows: math.sqrt(_mean(rows, "brier")),
+        _with_classes,
+        "mean",
     ),
     "brier_calibration": Measure(
         "Brier score, calibration part",
         _BRIER_PARTS,
-        lambda rows: _brier_part(rows, "calibration"),
-        weighted=True,
-        of_top=False,
+        lambda rows: rows.brier_parts.calibration,
+        _with_brier_parts,
     ),
     "brier_refinement": Measure(
         "Brier score, refinement part",
         _BRIER_PARTS,
-        lambda rows: _brier_part(rows, "refinement"),
-        weighted=True,
-        of_top=False,
+        lambda rows: rows.brier_parts.refinement,
+        _with_brier_parts,
     ),
     "corp_miscalibration": Measure(
         f"{_TOP}, miscalibration (CORP)",
         _CORP,
         lambda rows: decompose(rows.top).miscalibration,
-        n_examples=_FEW,
+        _if_sorted,
     ),
     "corp_discrimination": Measure(
         f"{_TOP}, discrimination (CORP)",
         _CORP,
         lambda rows: decompose(rows.top).discrimination,
-        n_examples=_FEW,
+        _if_sorted,
     ),
-    "ece": Measure(
-        LOGGED_METRICS["ece"], _ECE, _ece, interval="inversion", weighted=True
-    ),
+    "ece": Measure(LOGGED_METRICS["ece"], _ECE, _ece, interval="inversion"),
     "adaptive_ece": Measure(
         LOGGED_METRICS["adaptive_ece"],
         _ECE,
         lambda rows: _ece(rows, "quantile"),
         interval="inversion",
         binning="quantile",
-        weighted=True,
     ),
     "ece_debiased": Measure(
         "ECE, equal mass, debiased",
         _ECE,
         lambda rows: _ece(rows, "equal_mass", debias=True),
+        _if_sorted,
         # With or without debiasing, the error of the population is the same.
-        interval="inversion",
-        binning="equal_mass",
-        n_examples=_FEW,
+        "inversion",
+        "equal_mass",
     ),
     "smooth_ece": Measure(
-        "Smooth ECE", "smooth_calibration_error", lambda rows: smooth_error(rows.top)
+        "Smooth ECE",
+        "smooth_calibration_error",
+        lambda rows: smooth_error(rows.top),
+        _without_weights,
     ),
     "kde_ece": Measure(
         "Kernel ECE",
         "kde_calibration_error",
         lambda rows: kde_error(rows.top),
-        n_examples=(2, MAX_EXAMPLES_FOR_KDE),
+        _if_paired,
     ),
     "classwise_ece": Measure(
         LOGGED_METRICS["classwise_ece"],
         "classwise_calibration_error",
-        _classwise,
-        weighted=True,
-        of_top=False,
+        lambda rows: class_gaps(rows.classes.bins).mean(),
+        _with_classes,
     ),
     "over_confidence": Measure(
         "Over-confidence, at least",
         _SIDES,
         lambda rows: cross_fitted_errors(rows.top).over,
-        n_examples=_SPLIT,
+        _if_split,
     ),
     "under_confidence": Measure(
         "Under-confidence, at least",
         _SIDES,
         lambda rows: cross_fitted_errors(rows.top).under,
-        n_examples=_SPLIT,
+        _if_split,
     ),
     "mce": Measure(
         LOGGED_METRICS["mce"],
         "maximum_calibration_error",
         lambda rows: _ece(rows, norm="max"),
-        weighted=True,
     ),
     _AURC: Measure(
         "Area under the risk-coverage curve",
         _AURC,
         _area,
-        interval="bootstrap",
+        _without_weights,
+        "bootstrap",
     ),
 }
 
@@ -383,19 +383,15 @@ class Measured:
         cls, rows: Rows, names: tuple[str, ...], settings: Settings, probs: Any = None
     ) -> Measured:
         """Compute every metric that rows have."""
-        found, n_resamples = measure_all(rows, settings)
-        coins = rows.coins.times(rows.scale)
-        bins = bin_rows(
-            rows.bins("uniform"),
-            coins,
-            counts=rows.together.bins[0, 0],
-            scale=rows.scale,
-        )
+        metrics, n_resamples = measure_all(rows, settings)
+        group = rows.together
+        coins = group.scale * rows.coins
+        counts = group.bins[0, 0]
         return cls(
-            metrics=found,
+            metrics=metrics,
             n_resamples=n_resamples,
-            bins=bins,
-            overall=_overall(rows, coins.total(), settings.z),
+            bins=bin_rows(group.uniform, coins, counts, group.scale),
+            overall=_overall(group, coins.sum(axis=1), settings.z),
             consistency=_consistency(rows, settings),
             classes=class_rows(rows, names),
             rows=rows,
@@ -407,7 +403,7 @@ class Measured:
         """The number of unweighted rows that weighted ones are worth; None without weights."""
         if self.rows is None or self.rows.weights is None:
             return None
-        return self.rows.effective
+        return self.rows.together.effective
 
     @property
     def are_resampled(self) -> bool:
@@ -416,12 +412,15 @@ class Measured:
 
 
 def mean_change(
-    before: FloatArray,
-    after: FloatArray,
-    weights: FloatArray | None,
-    settings: Settings,
-) -> Interval:
-    """The mean of after - before over rows (N,) with weights (N,), with its paired t interval; none for one row."""
+    values: Sequence[FloatArray], weights: FloatArray | None, settings: Settings
+) -> Interval | None:
+    """The mean of after - before over rows with weights (N,), with its paired t interval; None without an after.
+
+    Values are (N,) of each state; one row has no interval.
+    """
+    if len(values) == 1:
+        return None
+    before, after = values
     change = after - before
     mean = float(np.average(change, weights=weights))
     variance = float(np.average((change - mean) ** 2, weights=weights))
@@ -429,34 +428,35 @@ def mean_change(
     if weights is not None:
         effective = float(weights.sum() ** 2 / (weights @ weights))
     error = math.sqrt(variance / max(effective - 1, _FEWEST_DEGREES))
-    return settings.t_interval(mean, error, effective, least=-math.inf)
+    return settings.t_interval(mean, error, effective)
 
 
-def _overall(rows: Rows, coins: Coins, z: float) -> Overall:
-    """The gap with its score interval.
+def _overall(group: Group, coins: FloatArray, z: float) -> Overall:
+    """The gap of all rows with its score interval, from their coins (5,).
 
     The p-value is the larger one of an exact test and of the test that the interval inverts, so that test and interval
     agree.
     """
-    _, stated, right = rows.bins("uniform")
-    confidence = float(stated.sum()) / rows.total
-    accuracy = float(right.sum()) / rows.total
-    effective = rows.effective
-    _, errors = rows.together.mean("gap")
+    _, stated, right = group.uniform
+    confidence = float(stated.sum()) / group.total
+    accuracy = float(right.sum()) / group.total
+    effective = group.effective
+    _, error = group.mean_and_error("gap")
+    stated_variance = float(coins[2] + coins[4]) / effective
     found, variance = gap_interval(
         confidence,
         accuracy,
-        stated=coins.variance / effective,
-        error=float(errors[0]),
+        stated=stated_variance,
+        error=error,
         effective=effective,
         z=z,
     )
-    p_value = coins.p_value(accuracy * effective)
+    p = p_value(coins, accuracy * effective)
     if variance > 0:
         error_at_0 = math.sqrt(variance / effective)
-        of_normal = 2 * float(ndtr(-abs(found.value) / error_at_0))
-        p_value = max(p_value, of_normal)
-    return Overall(*found, p_value, confidence, accuracy, len(rows))
+        p = max(p, 2 * float(ndtr(-abs(found.value) / error_at_0)))
+    n_examples = int(group.n_rows()[0])
+    return Overall(*found, p, confidence, accuracy, n_examples)
 
 
 def _consistency(rows: Rows, settings: Settings) -> ConsistencyTest:
@@ -464,12 +464,11 @@ def _consistency(rows: Rows, settings: Settings) -> ConsistencyTest:
     n = settings.n_resamples
     seed = settings.seed
     if rows.are_resampled:
-        return consistency_of_top(
-            rows.top, n_bins=rows.n_bins, n_resamples=n, seed=seed
-        )
-    bins = rows.bins("uniform")
+        n_bins = settings.n_bins
+        return consistency_of_top(rows.top, n_bins=n_bins, n_resamples=n, seed=seed)
+    group = rows.together
     return consistency_of_bins(
-        bins, n_effective=rows.effective, n_resamples=n, seed=seed
+        group.uniform, n_effective=group.effective, n_resamples=n, seed=seed
     )
 
 
@@ -487,18 +486,16 @@ def measure_all(
         found[key] = Interval(value)
         n_resamples[key] = 0
         if measure.interval == "frequency":
-            found[key] = settings.of_frequency(value, rows.effective)
+            found[key] = settings.of_frequency(value, rows.together.effective)
         if measure.interval == "inversion":
-            sums = rows.bins(measure.binning)
-            scaled = BinSums(*(part * rows.scale for part in sums))
-            interval = interval_of_bins(scaled, **settings.drawing)
+            sums = rows.together.scaled(rows.bins(measure.binning))
+            interval = interval_of_bins(sums, **settings.drawing)
             found[key] = interval._replace(value=value)
             n_resamples[key] = settings.n_resamples
-    means = _means_of_counts(rows)
-    means = {key: means[key] for key in found if key in means}
+    means = _means_of_counts(rows) if "nll" in found else {}
     if not rows.are_resampled:
-        normal = _normal_intervals(rows, settings)
-        found |= {key: normal[key] for key in means}
+        if means:
+            found |= _normal_means(rows.together, settings)
         return found, n_resamples
     found |= bootstrapped(means, found, len(rows), settings)
     n_resamples |= dict.fromkeys(means, settings.n_resamples)
@@ -521,13 +518,15 @@ def _means_of_counts(rows: Rows) -> dict[str, OfCounts]:
     }
 
 
-def _normal_intervals(rows: Rows, settings: Settings) -> dict[str, Interval]:
+def _normal_means(group: Group, settings: Settings) -> dict[str, Interval]:
     """The means with t intervals, by key."""
-    nll = settings.of_mean(rows.together, "nll")
-    brier = settings.of_mean(rows.together, "brier")
-    ends = [None if end is None else math.sqrt(end) for end in brier[1:]]
-    root = Interval(math.sqrt(brier.value), *ends)
-    return {"nll": nll, "brier": brier, "root_brier": root}
+    brier = settings.of_mean(group, "brier")
+    roots: Any = [None if each is None else math.sqrt(each) for each in brier]
+    return {
+        "nll": settings.of_mean(group, "nll"),
+        "brier": brier,
+        "root_brier": Interval(*roots),
+    }
 
 
 def mean_of_counts(values: FloatArray) -> OfCounts:
@@ -571,31 +570,28 @@ def bootstrapped(
 
 
 def bin_rows(
-    sums: BinSums,
-    coins: Coins,
-    *,
-    counts: NDArray[Any] | None = None,
-    scale: float = 1.0,
+    sums: BinSums, coins: FloatArray, n_rows: FloatArray, scale: float = 1.0
 ) -> tuple[BinRow, ...]:
     """The non-empty equal-width bins, from the lowest.
 
-    Sums and coins are of M bins. If they are weighted, counts (M,) are rows, and scale the effective rows per weight.
+    Sums and coins (5, M) are of M bins with n_rows (M,). If the sums are weighted, scale is the effective rows per
+    weight, which the coins have.
     """
-    edges = uniform_edges(len(sums.counts))
+    edges = uniform_edges(len(n_rows)).tolist()
     total = float(sums.counts.sum())
     rows = []
     for m in np.flatnonzero(sums.counts).tolist():
         mass, confidence, right = (float(part[m]) for part in sums)
         gap = (confidence - right) / mass
         row = BinRow(
-            lower=float(edges[m]),
-            upper=float(edges[m + 1]),
-            count=int(mass if counts is None else counts[m]),
+            lower=edges[m],
+            upper=edges[m + 1],
+            count=int(n_rows[m]),
             confidence=min(confidence / mass, 1.0),
             accuracy=right / mass,
             gap=gap,
             contribution=abs(gap) * mass / total,
-            p_value=coins.group(m).p_value(right * scale),
+            p_value=p_value(coins[:, m], right * scale),
         )
         rows.append(row)
     return tuple(rows)
@@ -606,34 +602,34 @@ def class_rows(rows: Rows, names: tuple[str, ...]) -> tuple[ClassRow, ...]:
     if rows.classes is None:
         return ()
     bins = rows.classes.bins
-    _, mass, confidences, _, right = rows.groups.bins.sum(axis=2).tolist()
+    total = rows.together.total
+    scale = rows.together.scale
+    to_rows = len(rows) / total
+    coins = scale * rows.classes.coins
+    of_predicted = scale * rows.classes.predicted
+    _, mass, stated, _, right = rows.groups.bins.sum(axis=2).tolist()
     true = bins.correct.sum(axis=1).tolist()
     probabilities = bins.confidence.sum(axis=1).tolist()
     gaps = class_gaps(bins).tolist()
-    of_predicted = rows.classes.predicted.times(rows.scale)
-    of_all = rows.classes.coins.times(rows.scale)
-    to_rows = len(rows) / rows.total
     found = []
     for c, name in enumerate(names):
         precision = None
-        own_confidence = None
-        p_value = 1.0
+        confidence = None
         if mass[c] > 0:
             precision = right[c] / mass[c]
-            own_confidence = confidences[c] / mass[c]
-            p_value = of_predicted.group(c).p_value(right[c] * rows.scale)
+            confidence = stated[c] / mass[c]
         row = ClassRow(
             index=c,
             name=name,
             support=round(true[c] * to_rows),
-            frequency=true[c] / rows.total,
-            mean_probability=probabilities[c] / rows.total,
+            frequency=true[c] / total,
+            mean_probability=probabilities[c] / total,
             class_gap=gaps[c],
             predicted=round(mass[c] * to_rows),
             precision=precision,
-            confidence=own_confidence,
-            p_value=p_value,
-            frequency_p_value=of_all.group(c).p_value(true[c] * rows.scale),
+            confidence=confidence,
+            p_value=p_value(of_predicted[:, c], right[c] * scale),
+            frequency_p_value=p_value(coins[:, c], true[c] * scale),
         )
         found.append(row)
     return tuple(found)

@@ -32,7 +32,7 @@ from hf_calib.metrics.sums import (
 )
 from hf_calib.plots.rows import slice_diagram
 from hf_calib.report import document
-from hf_calib.report.chance import Coins, gap_interval
+from hf_calib.report.chance import coins_of_sums, gap_interval, p_value
 from hf_calib.report.document import Block, Bullets, Cells, Section, Table, listed
 from hf_calib.report.measured import (
     MEASURES,
@@ -40,7 +40,7 @@ from hf_calib.report.measured import (
     bootstrapped,
     mean_of_counts,
 )
-from hf_calib.report.rows import are_few
+from hf_calib.report.rows import Group, are_few
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -470,54 +470,60 @@ def slice_section(
     column: str, names: Sequence[str], groups: GroupSums, settings: Settings
 ) -> SliceSection:
     """Measure each slice of a column, and compare it with all other rows."""
-    bins = groups.bin_sums()
-    effective = groups.effective_rows()
     n_rows = groups.n_rows()
-    masses = bins.counts.sum(axis=1)
+    masses = groups.bins[1].sum(axis=1)
     used = np.flatnonzero(masses > 0)
     p_values: list[Any] = slice_p_values(groups, used) if len(used) > 1 else [None]
-    _, errors = groups.mean("gap")
+    total = masses.sum()
     slices = []
-    for group, p_value in zip(used.tolist(), p_values, strict=True):
-        own = BinSums(
-            *(part[group] * (effective[group] / masses[group]) for part in bins)
+    for place, p in zip(used.tolist(), p_values, strict=True):
+        found = _measure_slice(Group.of(groups, place), settings)
+        slices.append(
+            Slice(
+                name=names[place],
+                n_rows=int(n_rows[place]),
+                share=float(masses[place] / total),
+                p_value=p,
+                differs=p is not None and p < 1 - settings.confidence_level,
+                **found,
+            )
         )
-        n, stated, right = (float(part.sum()) for part in own)
-        squares = float(groups.bins[3, group].sum()) * effective[group] / masses[group]
-        confidence = stated / n
-        accuracy = right / n
-        gap, _ = gap_interval(
-            confidence,
-            accuracy,
-            stated=max(stated - squares, 0.0) / n,
-            error=float(errors[group]),
-            effective=n,
-            z=settings.z,
-        )
-        found = Slice(
-            name=names[group],
-            n_rows=int(n_rows[group]),
-            share=float(masses[group] / masses.sum()),
-            accuracy=accuracy,
-            confidence=confidence,
-            gap=gap,
-            ece=interval_of_bins(
-                own, **settings._replace(n_resamples=_RESAMPLES).drawing
-            ),
-            mce=float(binned_error(own, own.counts.sum(), "max")),
-            nll=settings.of_mean(groups, "nll", group),
-            brier=settings.of_mean(groups, "brier", group),
-            p_value=p_value,
-            differs=p_value is not None and p_value < 1 - settings.confidence_level,
-        )
-        slices.append(found)
-    slices.sort(
-        key=lambda each: (
-            not each.differs,
-            -abs(each.gap.value) if each.differs else -each.share,
-        )
-    )
+    slices.sort(key=_rank)
     return SliceSection(column, tuple(slices))
+
+
+def _rank(found: Slice) -> tuple[bool, float]:
+    """Those that differ stand first, the largest gap at their head; then the largest slices."""
+    size = abs(found.gap.value) if found.differs else found.share
+    return not found.differs, -size
+
+
+def _measure_slice(group: Group, settings: Settings) -> dict[str, Any]:
+    """The numbers of one slice, whatever the other rows are."""
+    bins = group.scaled(group.uniform)
+    n, stated, right = (float(part.sum()) for part in bins)
+    confidence = stated / n
+    accuracy = right / n
+    squares = float(group.bins[3].sum()) * group.effective / group.total
+    _, error = group.mean_and_error("gap")
+    gap, _ = gap_interval(
+        confidence,
+        accuracy,
+        stated=max(stated - squares, 0.0) / n,
+        error=error,
+        effective=n,
+        z=settings.z,
+    )
+    drawing = settings._replace(n_resamples=_RESAMPLES).drawing
+    return {
+        "accuracy": accuracy,
+        "confidence": confidence,
+        "gap": gap,
+        "ece": interval_of_bins(bins, **drawing),
+        "mce": float(binned_error(bins, n, "max")),
+        "nll": settings.of_mean(group, "nll"),
+        "brier": settings.of_mean(group, "brier"),
+    }
 
 
 def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
@@ -526,20 +532,16 @@ def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
     It is the larger one of testing the slice against the others and the others against the slice: either side may have
     too few rows to tell its gap. It is corrected for the number of slices.
     """
-    effective = groups.effective_rows()
-    bins = groups.bin_sums()
-    totals = BinSums(*(part.sum(axis=0) for part in bins))
+    everything = Group.of(groups)
+    n_all = float(groups.effective_rows().sum())
     found = []
-    for group in used:
-        own = BinSums(*(part[group] for part in bins))
-        others = BinSums(
-            *(total - part for total, part in zip(totals, own, strict=True))
-        )
-        n_own = float(effective[group])
-        n_others = max(float(effective.sum()) - n_own, 1.0)
-        p_value = _p_of_difference(own, n_own, others, n_others)
-        reverse = _p_of_difference(others, n_others, own, n_own)
-        found.append(max(p_value, reverse))
+    for place in used:
+        own = Group.of(groups, place)
+        others = BinSums(*np.subtract(everything.uniform, own.uniform))
+        n_others = max(n_all - own.effective, 1.0)
+        p = _p_of_difference(own.uniform, own.effective, others, n_others)
+        reverse = _p_of_difference(others, n_others, own.uniform, own.effective)
+        found.append(max(p, reverse))
     return holm(found).tolist()
 
 
@@ -553,16 +555,16 @@ def _p_of_difference(
     """
     mass = float(others.counts.sum())
     gap = float((others.confidence - others.correct).sum()) / mass
-    filled = own.counts > 0
+    accuracy = float(others.correct.sum()) / mass
     scale = n_own / float(own.counts.sum())
+    filled = own.counts > 0
+    means = own.confidence[filled] / own.counts[filled]
     counts = own.counts[filled] * scale
-    stated = own.confidence[filled] / own.counts[filled]
-    chances = np.clip(stated - gap, _LEAST_CHANCE, 1 - _LEAST_CHANCE)
+    chances = np.clip(means - gap, _LEAST_CHANCE, 1 - _LEAST_CHANCE)
     expected = float(counts @ chances)
     variance = float(counts @ (chances * (1 - chances)))
-    right = float(own.correct.sum()) * scale
-    accuracy = float(others.correct.sum()) / mass
+    n_right = float(own.correct.sum()) * scale
     of_others = n_own**2 * accuracy * (1 - accuracy) / n_others
-    z = max(abs(right - expected) - 0.5, 0.0) / math.sqrt(variance + of_others)
-    exact = Coins.of_sums(n_own, expected, expected - variance).p_value(right)
-    return max(exact, 2 * float(ndtr(-z)))
+    z = max(abs(n_right - expected) - 0.5, 0.0) / math.sqrt(variance + of_others)
+    coins = coins_of_sums(n_own, expected, expected - variance)
+    return max(p_value(coins, n_right), 2 * float(ndtr(-z)))
