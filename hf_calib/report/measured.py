@@ -318,6 +318,11 @@ class BinRow:
     contribution: float  # |gap| count / N: these add up to the ECE
     p_value: float  # two-sided, for a true gap of 0
 
+    @property
+    def range(self) -> str:
+        """The confidences of the bin in words."""
+        return f"{self.lower:.3f} to {self.upper:.3f}"
+
 
 @dataclass(frozen=True)
 class ClassRow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import ndtr
@@ -18,6 +18,7 @@ from hf_calib.metrics.multi_label import (
     macro,
 )
 from hf_calib.metrics.sums import (
+    SAME,
     BinSums,
     Interval,
     draw_counts,
@@ -26,7 +27,7 @@ from hf_calib.metrics.sums import (
 )
 from hf_calib.plots.binned import OF_LABELS, all_labels_reliability, classes_of_sums
 from hf_calib.report.chance import coins_in_groups, coins_of_columns, p_value
-from hf_calib.report.document import Cells, cell
+from hf_calib.report.document import Cells, cell, titled
 from hf_calib.report.measured import BinRow, Measured, Overall, Settings, bin_rows
 
 if TYPE_CHECKING:
@@ -93,6 +94,9 @@ def measure_labels(
     sizes = known.sum(axis=1)
     n_decisions = int(sizes.sum())
     gap = float(gaps.sum()) / n_decisions
+    if abs(gap) < SAME:
+        # The resamples of a rounding error have one too, which would make it significant.
+        gap = 0.0
     mean = float(stated.sum()) / n_decisions
     resampled = (counts @ gaps) / np.maximum(counts @ sizes, 1)
     error = float(np.std(resampled))
@@ -174,6 +178,12 @@ def _labels(
         )
         labels.append(label)
     return tuple(labels)
+
+
+def record(label: LabelMeasurements) -> dict[str, Any]:
+    """A label as in a record, with the titles of its metrics."""
+    titles = {"prevalence": "Prevalence", **LABEL_MEASURES}
+    return {**vars(label), "metrics": titled(label.metrics, titles)}
 
 
 def label_table(report: CalibrationReport) -> Cells:
