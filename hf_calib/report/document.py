@@ -272,9 +272,9 @@ class Document(Section):
         """Write the document as .md and .html, its record as .json, and its figures, into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(record, indent=2, allow_nan=False) + "\n"
-        forms = {"md": self.to_markdown(), "html": self.to_html(), "json": text}
-        for suffix, content in forms.items():
-            (folder / f"report.{suffix}").write_text(content, encoding="utf-8")
+        (folder / "report.json").write_text(text, encoding="utf-8")
+        (folder / "report.md").write_text(self.to_markdown(), encoding="utf-8")
+        (folder / "report.html").write_text(self.to_html(), encoding="utf-8")
         figures = folder / "figures"
         for figure, image in self.images.items():
             figures.mkdir(exist_ok=True)
@@ -300,8 +300,10 @@ def p_cell(p_value: float) -> str:
     >>> p_cell(0.6543), p_cell(0.0498), p_cell(1 / 1001)
     ('0.65', '0.0498', '< 0.001')
     """
-    digits = next((n for n in range(2, 9) if f"{p_value:.{n}g}" != "0.05"), 2)
-    return "< 0.001" if p_value < 0.001 else f"{p_value:.{digits}g}"
+    if p_value < 0.001:
+        return "< 0.001"
+    shown = [f"{p_value:.{digits}g}" for digits in range(2, 9)]
+    return next((each for each in shown if each != "0.05"), "0.05")
 
 
 def p_in_words(p_value: float) -> str:

@@ -12,7 +12,8 @@ from scipy.special import expit, softmax
 from scipy.stats import binom, ttest_1samp
 
 from hf_calib.report import CalibrationReport, calibration_report
-from hf_calib.report.chance import coins_of_columns, p_value
+from hf_calib.report.chance import coins_of_columns
+from hf_calib.report.chance import p_value as p_of
 from tests.helpers.places import ROOT
 from tests.helpers.sampled import labels_by, predictions
 
@@ -286,9 +287,9 @@ def test_the_p_value_of_unequal_coins(chances: np.ndarray) -> None:
             2 * min(probabilities[: n_heads + 1].sum(), probabilities[n_heads:].sum()),
         )
         if wanted > 1e-3:
-            assert p_value(coins, n_heads) == pytest.approx(wanted, rel=0.15, abs=0.002)
+            assert p_of(coins, n_heads) == pytest.approx(wanted, rel=0.15, abs=0.002)
         else:
-            assert p_value(coins, n_heads) < 2e-3
+            assert p_of(coins, n_heads) < 2e-3
 
 
 def drawn(kind: str, n: int, c: int, rng: np.random.Generator) -> np.ndarray:
