@@ -11,7 +11,7 @@ import numpy as np
 from hf_calib._text import counted
 from hf_calib.metrics.sums import Interval
 from hf_calib.plots.style import shortened
-from hf_calib.report.document import listed, p_in_words
+from hf_calib.report.document import cell, listed, p_in_words
 from hf_calib.report.measured import BinRow, Measured
 
 if TYPE_CHECKING:
@@ -212,7 +212,8 @@ def _named(row: Any) -> str:
 
 def _points(overall: Any, sign: int = 1) -> str:
     """The gap and its interval in percentage points."""
-    return _with_ends(overall[:3], 100 * sign, 1, " points")
+    gap = Interval(overall.gap, overall.low, overall.high)
+    return _with_ends(gap, 100 * sign, 1).replace(" [", " points [")
 
 
 def _changed(change: Interval, multi_label: bool) -> str:
@@ -225,15 +226,15 @@ def _changed(change: Interval, multi_label: bool) -> str:
     return f"{nll} lower by {_with_ends(change, -1, 3)}"
 
 
-def _with_ends(found: Sequence[Any], factor: float, digits: int, unit: str = "") -> str:
-    """A value and its interval, if any, with as many digits as show on which side of 0 they are."""
+def _with_ends(found: Interval, factor: float, digits: int) -> str:
+    """A multiple of an interval, with as many digits as show on which side of 0 it is."""
     value, *ends = [factor * each for each in found if each is not None]
     numbers = [value, *sorted(ends)]
-    nearest = min(map(abs, numbers))
     if min(numbers) * max(numbers) > 0:
-        digits = _digits(nearest, 0.0, digits)
-    shown, *others = [f"{round(each, digits) + 0.0:.{digits}f}" for each in numbers]
-    return f"{shown}{unit} [{', '.join(others)}]" if others else f"{shown}{unit}"
+        digits = _digits(min(map(abs, numbers)), 0.0, digits)
+    # Adding 0 turns -0.0 into 0.0.
+    rounded = [round(each, digits) + 0.0 for each in numbers]
+    return cell(Interval(*rounded), f".{digits}f")
 
 
 def _apart(first: float, second: float, digits: int) -> list[str]:

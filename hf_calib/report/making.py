@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -103,11 +103,12 @@ def calibration_report(
     >>> report.verdict
     'Over-confident by 35.0 points [25.4, 44.6] on average.'
     """
+    name = str(name)
     n_bins = checks.check_n_bins(n_bins)
     checks.check_draws(n_resamples, seed, confidence_level)
     settings = Settings(n_bins, confidence_level, n_resamples, seed)
     several = np.ndim(labels) == 2
-    n_given = several + (soft_labels is not None) + (sample_weight is not None)
+    n_given = [several, soft_labels is not None, sample_weight is not None].count(True)
     requirement = (
         "at most one of labels (N, C), soft_labels and sample_weight to be given"
     )
@@ -126,14 +127,11 @@ def calibration_report(
         checked, targets = checks.check_probs_and_labels(each, labels)
         states.append(checked)
     names = check_class_names(class_names, checked.shape[1])
+    head = _Head(name, names, settings, targets)
     weights = _weights_that_differ(checks.check_weights(sample_weight, len(targets)))
-    measured = []
-    for state in states:
-        rows = _rows_of(state, targets, weights, n_bins)
-        # Without weights, entities can be found later.
-        kept = state if weights is None else None
-        measured.append(Measured.of_rows(rows, names, settings, kept))
-    report = _report_on_rows(measured, names, settings, name, targets)
+    report = _report_on_rows(
+        head, [_measure_arrays(head, state, weights) for state in states]
+    )
     if soft_labels is None:
         return report
     soft = checks.check_soft_labels(soft_labels, checked.shape)
@@ -141,14 +139,35 @@ def calibration_report(
     return replace(report, soft_labels=section)
 
 
-def _rows_of(
-    probs: NDArray[Any], labels: NDArray[Any], weights: FloatArray | None, n_bins: int
-) -> Rows:
-    """Checked arrays as scored rows."""
+class _Head(NamedTuple):
+    """What a report has that does not depend on the probabilities."""
+
+    name: str
+    class_names: tuple[str, ...]
+    settings: Settings
+    labels: Any = None
+
+    def report(self, measured: Sequence[Measured], **fields: Any) -> CalibrationReport:
+        """The report on probabilities before and perhaps after calibration."""
+        before, *calibrated = measured
+        after = calibrated[0] if calibrated else None
+        own = self._asdict()
+        return CalibrationReport(**own, before=before, after=after, **fields)
+
+
+def _measure_arrays(
+    head: _Head, probs: NDArray[Any], weights: FloatArray | None
+) -> Measured:
+    """Measure checked probabilities that are held whole."""
+    labels = head.labels
+    n_bins = head.settings.n_bins
     parts = None
     if are_few(*probs.shape):
         parts = brier_decomposition(probs, labels, n_bins=n_bins, sample_weight=weights)
-    return Rows.of_blocks([(probs, labels, weights)], probs.shape, n_bins, parts)
+    rows = Rows.of_blocks([(probs, labels, weights)], probs.shape, n_bins, parts)
+    # Without weights, entities can be found later.
+    kept = probs if weights is None else None
+    return Measured.of_rows(rows, head.class_names, head.settings, kept)
 
 
 def _weights_that_differ(weights: FloatArray | None) -> FloatArray | None:
@@ -158,34 +177,12 @@ def _weights_that_differ(weights: FloatArray | None) -> FloatArray | None:
     return weights
 
 
-def _report_on_rows(
-    measured: Sequence[Measured],
-    names: tuple[str, ...],
-    settings: Settings,
-    name: str,
-    labels: NDArray[Any],
-) -> CalibrationReport:
+def _report_on_rows(head: _Head, measured: Sequence[Measured]) -> CalibrationReport:
     """The report on rows with one label each, whose probabilities are known."""
     rows: list[Any] = [each.rows for each in measured]
     nats = [each.scores.nll for each in rows]
-    return _report_of(
-        measured,
-        name=name,
-        class_names=names,
-        settings=settings,
-        labels=labels,
-        nll_change=mean_change(nats, rows[0].weights, settings),
-        notes=_notes_on_zeros(nats),
-    )
-
-
-def _report_of(
-    measured: Sequence[Measured], *, name: str, **fields: Any
-) -> CalibrationReport:
-    """The report on probabilities before and perhaps after calibration."""
-    before, *calibrated = measured
-    after = calibrated[0] if calibrated else None
-    return CalibrationReport(name=str(name), before=before, after=after, **fields)
+    change = mean_change(nats, rows[0].weights, head.settings)
+    return head.report(measured, nll_change=change, notes=_notes_on_zeros(nats))
 
 
 def _report_on_labels(
@@ -204,17 +201,12 @@ def _report_on_labels(
     affordable = max(_FEWEST_RESAMPLES, int(_DECISIONS_READ // first.probs.size))
     settings = settings._replace(n_resamples=min(settings.n_resamples, affordable))
     names = check_class_names(class_names, first.probs.shape[1])
+    measured = [measure_labels(each, names, settings) for each in states]
     nats = [negative_logs_of_decisions(each) for each in states]
     n_known = first.known.sum(axis=1).astype(np.float64)
-    return _report_of(
-        [measure_labels(each, names, settings) for each in states],
-        name=name,
-        class_names=names,
-        settings=settings,
-        labels=np.where(first.known, first.true, UNKNOWN),
-        nll_change=mean_change(nats, n_known, settings),
-        notes=_notes_on_one_label(first),
-    )
+    change = mean_change(nats, n_known, settings)
+    head = _Head(name, names, settings, np.where(first.known, first.true, UNKNOWN))
+    return head.report(measured, nll_change=change, notes=_notes_on_one_label(first))
 
 
 def _notes_on_one_label(rows: Decisions) -> tuple[str, ...]:
@@ -253,13 +245,13 @@ def report_on_predictions(
     The report has a section for each of their columns `by`, and one on the entities of tokens. Soft labels (N, C) are
     of the same examples, and class names are those of the data, or None for those of the predictions.
     """
-    settings = Settings(n_bins)
     check(
         not (predictions.by and predictions.kind.sigmoid),
         "slices to be of rows with one label each",
         "several labels per row",
         "leave by out, or select the rows of each value",
     )
+    settings = Settings(n_bins)
     are_whole = soft_labels is not None or predictions.sentences is not None
     if isinstance(predictions, TopLabels):
         report = _report_on_top_labels(predictions, name, settings, scaler)
@@ -278,42 +270,33 @@ def report_on_predictions(
             name=name,
         )
     else:
-        names = check_class_names(
-            class_names or predictions.names, predictions.n_classes
-        )
-        report = _report_on_many(predictions, name, names, settings, scaler)
-    if predictions.by:
-        rows = report.final.rows
-        sections = [
-            _slices(rows, column, values, settings)
-            for column, values in predictions.by.items()
-        ]
-        report = replace(report, slices=tuple(sections))
+        given = class_names or predictions.names
+        names = check_class_names(given, predictions.n_classes)
+        head = _Head(name, names, settings, predictions.labels)
+        report = _report_on_many(head, predictions, scaler)
+    rows = report.final.rows
+    sections = []
+    for column, values in predictions.by.items():
+        sections.append(_slices(rows, column, values, settings))
+    report = replace(report, slices=tuple(sections))
     if predictions.sentences is None:
         return report
     return with_entities(report, predictions.sentences)
 
 
 def _report_on_many(
-    predictions: Predictions,
-    name: str,
-    names: tuple[str, ...],
-    settings: Settings,
-    scaler: Any,
+    head: _Head, predictions: Predictions, scaler: Any
 ) -> CalibrationReport:
     """The report on rows whose probabilities, as float64, are not all held at once."""
-    measured = []
-    for blocks in _states(predictions, scaler):
-        rows = Rows.of_blocks(blocks, predictions.scores.shape, settings.n_bins)
-        measured.append(Measured.of_rows(rows, names, settings))
-    return _report_on_rows(measured, names, settings, name, predictions.labels)
-
-
-def _states(predictions: Predictions, scaler: Any) -> Iterator[Iterator[Block]]:
-    """The blocks before calibration and, if there is a scaler, those after it."""
-    yield _blocks(predictions, None)
+    states = [_blocks(predictions, None)]
     if scaler is not None:
-        yield _blocks(predictions, scaler)
+        states.append(_blocks(predictions, scaler))
+    measured = []
+    for blocks in states:
+        shape = predictions.scores.shape
+        rows = Rows.of_blocks(blocks, shape, head.settings.n_bins)
+        measured.append(Measured.of_rows(rows, head.class_names, head.settings))
+    return _report_on_rows(head, measured)
 
 
 def _blocks(predictions: Predictions, scaler: Any) -> Iterator[Block]:
@@ -343,9 +326,7 @@ def _report_on_top_labels(
         scores = score_top_labels(confidence, predictions.correct, weights)
         rows = Rows.of_top(scores, settings.n_bins)
         measured.append(Measured.of_rows(rows, (), settings))
-    return _report_of(
-        measured, name=name, class_names=(), settings=settings, notes=(_TOP_ONLY,)
-    )
+    return _Head(name, (), settings).report(measured, notes=(_TOP_ONLY,))
 
 
 def _slices(rows: Any, column: str, values: Any, settings: Settings) -> SliceSection:

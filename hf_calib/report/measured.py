@@ -29,7 +29,6 @@ from hf_calib.metrics.sums import (
     Binning,
     BinSums,
     Interval,
-    TopLabel,
     binned_error,
     class_gaps,
     interval_of,
@@ -483,95 +482,82 @@ def measure_all(
     """The metrics that rows have, with intervals, by key; and the numbers of resamples of the intervals."""
     found: dict[str, Interval] = {}
     n_resamples: dict[str, int] = {}
+    group = rows.together
+    draws = _draws(rows, settings) if rows.are_resampled else {}
     for key, measure in MEASURES.items():
         if not measure.applies_to(rows):
             continue
         # An unbiased estimate of what is at least 0 may be below.
         value = max(0.0, float(measure.value(rows)))
-        found[key] = Interval(value)
-        n_resamples[key] = 0
+        interval = Interval(value)
+        n_drawn = 0
         if measure.interval == "frequency":
-            found[key] = settings.of_frequency(value, rows.together.effective)
-        if measure.interval == "inversion":
-            sums = rows.together.scaled(rows.bins(measure.binning))
-            interval = interval_of_bins(sums, **settings.drawing)
-            found[key] = interval._replace(value=value)
-            n_resamples[key] = settings.n_resamples
-    means = _means_of_counts(rows) if "nll" in found else {}
-    if not rows.are_resampled:
-        if means:
-            found |= _normal_means(rows.together, settings)
-        return found, n_resamples
-    found |= bootstrapped(means, found, len(rows), settings)
-    n_resamples |= dict.fromkeys(means, settings.n_resamples)
-    n_calls = n_affordable(len(rows), settings.n_resamples)
-    if n_calls > 0:
-        slow = {_AURC: lambda counts: mean_risk(_drawn(rows, counts))}
-        fewer = settings._replace(n_resamples=n_calls)
-        found |= bootstrapped(slow, found, len(rows), fewer)
-        n_resamples[_AURC] = n_calls
+            interval = settings.of_frequency(value, group.effective)
+        elif measure.interval == "inversion":
+            sums = group.scaled(rows.bins(measure.binning))
+            interval = interval_of_bins(sums, **settings.drawing)._replace(value=value)
+            n_drawn = settings.n_resamples
+        elif key in draws:
+            interval = interval_of(value, draws[key], settings.confidence_level)
+            n_drawn = len(draws[key])
+        elif measure.interval == "mean" and not rows.are_resampled:
+            interval = _normal_mean(group, key, settings)
+        found[key] = interval
+        n_resamples[key] = n_drawn
     return found, n_resamples
 
 
-def _means_of_counts(rows: Rows) -> dict[str, OfCounts]:
-    """The means of resamples, by key."""
-    brier = mean_of_counts(rows.scores.brier)
-    return {
-        "nll": mean_of_counts(rows.scores.nll),
-        "brier": brier,
-        "root_brier": lambda counts: math.sqrt(brier(counts)),
-    }
+def _draws(rows: Rows, settings: Settings) -> dict[str, FloatArray]:
+    """The values of metrics in resamples, by key."""
+    means = {"nll": rows.scores.nll, "brier": rows.scores.brier}
+    draws = resampled_means(means, settings)
+    if draws:
+        draws["root_brier"] = np.sqrt(draws["brier"])
+    n_rows = len(rows)
+    n_calls = min(_MOST_CALLS, int(_BUDGET // n_rows))
+    if n_rows == 1 or n_calls < _FEWEST_CALLS:
+        return draws
+
+    def area(counts: FloatArray) -> float:
+        places = np.repeat(np.arange(n_rows), counts.astype(np.intp))
+        return mean_risk(rows.top.part(places))
+
+    n_resamples = min(settings.n_resamples, n_calls)
+    (draws[_AURC],) = resampled_values(
+        [area], n_rows, n_resamples=n_resamples, seed=settings.seed
+    )
+    return draws
 
 
-def _normal_means(group: Group, settings: Settings) -> dict[str, Interval]:
-    """The means with t intervals, by key."""
-    brier = settings.of_mean(group, "brier")
-    roots: Any = [None if each is None else math.sqrt(each) for each in brier]
-    return {
-        "nll": settings.of_mean(group, "nll"),
-        "brier": brier,
-        "root_brier": Interval(*roots),
-    }
-
-
-def mean_of_counts(values: FloatArray) -> OfCounts:
-    """The mean of a sample that contains each of the values (N,) counts (N,) times."""
-    return lambda counts: float(counts @ values / counts.sum())
-
-
-def _drawn(rows: Rows, counts: FloatArray) -> TopLabel:
-    """The rows, each counts (N,) times."""
-    places = np.repeat(np.arange(len(rows)), counts.astype(np.intp))
-    return rows.top.part(places)
-
-
-def n_affordable(n_rows: int, asked: int) -> int:
-    """The number of resamples, at most so many, of a metric that sorts the rows of each; 0 if it is too small."""
-    calls = min(_MOST_CALLS, int(_BUDGET // n_rows))
-    return min(asked, calls) if calls >= _FEWEST_CALLS else 0
-
-
-def bootstrapped(
-    evaluate: Mapping[str, OfCounts],
-    found: Mapping[str, Interval],
-    n_rows: int,
-    settings: Settings,
-) -> dict[str, Interval]:
-    """The percentile intervals of the found values, by key."""
+def resampled_means(
+    values: Mapping[str, FloatArray], settings: Settings
+) -> dict[str, FloatArray]:
+    """The means (B,) of the values (N,) of each key in B resamples of the rows."""
+    n_rows = len(next(iter(values.values())))
     # Resamples of one row have no spread, which says nothing about other rows.
     if n_rows == 1:
-        return {key: found[key] for key in evaluate}
+        return {}
     draws = resampled_values(
-        list(evaluate.values()),
+        [_mean_of_counts(each) for each in values.values()],
         n_rows,
         n_resamples=settings.n_resamples,
         seed=settings.seed,
     )
-    level = settings.confidence_level
-    return {
-        key: interval_of(found[key].value, values, level)
-        for key, values in zip(evaluate, draws, strict=True)
-    }
+    return dict(zip(values, draws, strict=True))
+
+
+def _mean_of_counts(values: FloatArray) -> OfCounts:
+    """The mean of a sample that contains each of the values (N,) counts (N,) times."""
+    return lambda counts: float(counts @ values / counts.sum())
+
+
+def _normal_mean(group: Group, key: str, settings: Settings) -> Interval:
+    """A mean, or the root of one, with its t interval."""
+    if key != "root_brier":
+        return settings.of_mean(group, key)
+    brier = settings.of_mean(group, "brier")
+    roots: Any = [None if each is None else math.sqrt(each) for each in brier]
+    return Interval(*roots)
 
 
 def bin_rows(

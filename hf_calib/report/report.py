@@ -45,6 +45,7 @@ from hf_calib.report.rows import MOST_SORTED, Rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_TITLES = {key: measure.title for key, measure in MEASURES.items()}
 # In the tables.
 _MOST_CLASSES = 30
 _MOST_BINS = 5
@@ -174,9 +175,7 @@ class CalibrationReport:
     @property
     def _titles(self) -> Mapping[str, str]:
         """The titles of the metrics by key."""
-        if self.multi_label:
-            return multi_label.TITLES
-        return {key: measure.title for key, measure in MEASURES.items()}
+        return multi_label.TITLES if self.multi_label else _TITLES
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but figures and arrays in JSON types; undefined numbers are None."""

@@ -27,6 +27,7 @@ from hf_calib.metrics.sums import (
     BinSums,
     Interval,
     binned_error,
+    interval_of,
     top_label,
     top_label_error,
 )
@@ -37,8 +38,7 @@ from hf_calib.report.document import Bullets, Cells, Section, Table, cell, liste
 from hf_calib.report.measured import (
     MEASURES,
     Settings,
-    bootstrapped,
-    mean_of_counts,
+    resampled_means,
 )
 from hf_calib.report.rows import Group, are_few
 
@@ -352,8 +352,8 @@ def _against(
     share = float(top.correct.mean())
     found["accuracy"] = settings.of_frequency(share, len(probs))
     if are_few(*probs.shape):
-        evaluate = {key: mean_of_counts(rows) for key, rows in means.items()}
-        found |= bootstrapped(evaluate, found, len(probs), settings)
+        for key, draws in resampled_means(means, settings).items():
+            found[key] = interval_of(values[key], draws, settings.confidence_level)
     return {key: found[key] for key in SOFT_MEASURES}
 
 

@@ -408,9 +408,10 @@ def test_extreme_predictions_are_reported(
     record = report.to_dict()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["after"] is None
-    for value in report.before.metrics.values():
+    for key, value in report.before.metrics.items():
         assert math.isfinite(value.value)
         assert value.low is None or value.low <= value.high
+        assert report.before.n_resamples[key] == 0 or value.low is not None
     assert "nan" not in report.to_markdown()
 
 
