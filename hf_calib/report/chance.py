@@ -1,10 +1,11 @@
 """Chance: p-values of numbers of correct rows, and the interval of a gap.
 
-Coins are independent Bernoulli variables, one for each row, with the probability that the row is correct. What is known
-of groups of coins is an array (5, G) of sums, so that coins are added and scaled as numbers are: the number of likely
-coins, whose p is at least 1/2; the sums of p and of p (1 - p) over the unlikely coins; and the sums of 1 - p and of
-p (1 - p) over the likely coins. Both kinds are summed separately, because their sum can be far from normal on either
-side: a thousand coins at .999 and a thousand at .001.
+Coins are independent Bernoulli variables, one for each row, with the probability that the row is
+correct. What is known of groups of coins is an array (5, G) of sums, so that coins are added and
+scaled as numbers are: the number of likely coins, whose p is at least 1/2; the sums of p and of p
+(1 - p) over the unlikely coins; and the sums of 1 - p and of p (1 - p) over the likely coins. Both
+kinds are summed separately, because their sum can be far from normal on either side: a thousand
+coins at .999 and a thousand at .001.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def coins_in_groups(
     n_groups: int,
     weights: FloatArray | None = None,
 ) -> FloatArray:
-    """Coins with probabilities (N,) in groups (N,); each counts as often as its weight (N,) says."""
+    """Coins with probabilities (N,) in groups (N,), each counted as often as its weight (N,)."""
     sums = []
     for part in _parts(chances):
         own = part if weights is None else weights * part
@@ -63,7 +64,7 @@ def coins_of_columns(
 
 
 def coins_of_sums(count: float, chances: float, squares: float) -> FloatArray:
-    """One group from its number of coins, and the sums of their probabilities and of the squared probabilities.
+    """One group from its number of coins, and the sums of their probabilities and their squares.
 
     The coins count as all likely or all unlikely, as those of a bin are.
 
@@ -78,11 +79,12 @@ def coins_of_sums(count: float, chances: float, squares: float) -> FloatArray:
 
 
 def p_value(coins: FloatArray, n_heads: float) -> float:
-    """The two-sided p-value of a number of heads in one group (5,): twice the smaller tail, at most 1.
+    """The two-sided p-value of a number of heads in a group (5,): twice the smaller tail.
 
-    Heads of unlikely coins and tails of likely coins are each approximated by a binomial distribution with their mean
-    and variance, whose number of coins need not be an integer; it is close in the normal and in the Poisson limit
-    (Ehm 1991, "Binomial approximation to the Poisson binomial distribution"; Choi and Xia 2002).
+    It is at most 1. Heads of unlikely coins and tails of likely coins are each approximated by a
+    binomial distribution with their mean and variance, whose number of coins need not be an
+    integer; it is close in the normal and in the Poisson limit (Ehm 1991, "Binomial approximation
+    to the Poisson binomial distribution"; Choi and Xia 2002).
     """
     likely, heads, heads_variance, tails, tails_variance = coins.tolist()
     # Heads of unlikely coins minus tails of likely coins.
@@ -105,7 +107,10 @@ def p_value(coins: FloatArray, n_heads: float) -> float:
 
 
 def _distribution(mean: float, variance: float) -> tuple[FloatArray, int]:
-    """The probabilities of consecutive numbers of heads, and the first number; all others are negligible."""
+    """The probabilities of consecutive numbers of heads, and the first number.
+
+    All others are negligible.
+    """
     if mean <= 0:
         return np.ones(1), 0
     reach = _REACH * math.sqrt(variance) + _REACH
@@ -131,13 +136,13 @@ def gap_interval(
 ) -> tuple[Interval, float]:
     """The gap of effective rows with its score interval, and the variance of a row at a gap of 0.
 
-    `stated` is the mean variance that the confidences state, and `error` the observed standard error of the gap. The
-    interval generalises Wilson's of one frequency: if the gap is g, each row is correct with the probability of its
-    confidence minus g.
+    `stated` is the mean variance that the confidences state, and `error` the observed standard
+    error of the gap. The interval generalises Wilson's of one frequency: if the gap is g, each row
+    is correct with the probability of its confidence minus g.
     """
     gap = confidence - accuracy
-    # The observed variance is larger than what the confidences state if rows are not all off by the same amount. That
-    # of a small sample may be far too small.
+    # The observed variance is larger than what the confidences state if rows are not all off by the
+    # same amount. That of a small sample may be far too small.
     if_all_are_off_alike = stated + gap * (2 * confidence - 1) - gap**2
     excess = error**2 * effective - if_all_are_off_alike
     variance = stated + max(excess, 0.0)

@@ -1,4 +1,4 @@
-"""Diagnosis of a report in sentences: over- or under-confident, where, and whether chance can explain it."""
+"""Diagnosis of a report in sentences: over- or under-confident, where, and whether by chance."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_DIGITS = 9
 
 
 class Claims(NamedTuple):
-    """Claims on a set of probabilities, each beyond chance at a level that holds for all of them together."""
+    """Claims on a set of probabilities, beyond chance at a level that holds for all together."""
 
     verdict: str  # "over-confident", "under-confident" or "neither", on average
     ece: bool  # whether the ECE is larger than that of a calibrated model
@@ -61,10 +61,11 @@ def _first_that_holds(*sentences: tuple[Any, str]) -> str:
 def claims(report: CalibrationReport, measured: Measured) -> Claims:
     """The claims on one of a report's sets of probabilities.
 
-    Of the reports on calibrated probabilities, at most a share 1 - confidence_level makes any claim, which is then
-    wrong: the kinds of claims (overall, the ECE, bins, classes, frequencies) are tested together by Simes' rule, at
-    half that level if there are two sets, and each kind is judged alone only if that test rejects (Simes 1986, "An
-    improved Bonferroni procedure for multiple tests of significance": these tests share their labels).
+    Of the reports on calibrated probabilities, at most a share 1 - confidence_level makes any
+    claim, which is then wrong: the kinds of claims (overall, the ECE, bins, classes, frequencies)
+    are tested together by Simes' rule, at half that level if there are two sets, and each kind is
+    judged alone only if that test rejects (Simes 1986, "An improved Bonferroni procedure for
+    multiple tests of significance": these tests share their labels).
     """
     n_states = len(report.states)
     level_of_one = 1 - report.settings.confidence_level
@@ -176,7 +177,7 @@ def _verdict_on(report: CalibrationReport, measured: Measured) -> str:
 
 
 def _heights_of(rows: Sequence[Any], n_labels: int) -> str:
-    """How many of the labels have mean probabilities that are too high, and too low; "" if there are none."""
+    """How many labels have mean probabilities that are too high, and too low; "" if none has."""
     heights = [_height(row.mean_probability - row.frequency) for row in rows]
     parts = []
     for height in ("high", "low"):
@@ -217,7 +218,7 @@ def _points(overall: Any, sign: int = 1) -> str:
 
 
 def _changed(change: Interval, multi_label: bool) -> str:
-    """The change of the NLL by the calibration with its interval, which has the sign of the words."""
+    """The change of the NLL by the calibration; its interval has the sign of the words."""
     nll = "NLL of all decisions" if multi_label else "NLL"
     if max(abs(each) for each in change if each is not None) < _UNCHANGED:
         return f"{nll} unchanged"
@@ -252,7 +253,7 @@ def _digits(first: float, second: float, fewest: int) -> int:
 
 
 def diagnose(report: CalibrationReport) -> list[str]:
-    """The verdict, sentences on each set of probabilities, and a sentence if calibration made the loss worse."""
+    """The verdict, sentences on each set of probabilities, and one if the loss got worse."""
     sentences = [verdict(report)]
     if report.after is None:
         return [*sentences, *_of_state(report, report.before)]
@@ -263,14 +264,14 @@ def diagnose(report: CalibrationReport) -> list[str]:
     change = report.nll_change
     if change is not None and change.low is not None and change.low > 0:
         sentences.append(
-            "The negative log-likelihood got worse beyond chance: the calibrator was fitted on too few examples, or "
-            "on examples unlike these."
+            "The negative log-likelihood got worse beyond chance: the calibrator was fitted on "
+            "too few examples, or on examples unlike these."
         )
     return sentences
 
 
 def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
-    """Sentences on the means, on differences beyond chance, and on the ECE of a calibrated model."""
+    """Sentences on the means, on differences beyond chance, and on a calibrated model's ECE."""
     found = claims(report, measured)
     overall = measured.overall
     test = measured.consistency
@@ -285,7 +286,8 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
     yield f"{means} ({found.judged(overall.p_value, is_claimed)})."
     for run in found.runs[:3]:
         said, came = _apart(run.confidence, run.accuracy, 3)
-        where = f"Confidences from {run.lower:.2f} to {run.upper:.2f} ({counted(run.count, 'example')})"
+        where = f"Confidences from {run.lower:.2f} to {run.upper:.2f}"
+        where += f" ({counted(run.count, 'example')})"
         too = f"too {_height(run.gap)}"
         yield f"{where} are {too}: {said} on average, with an accuracy of {came}."
     for side in ("over-confident", "under-confident"):
@@ -301,15 +303,16 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
         judged = found.judged(test.p_value, found.ece)
         n_examples = counted(overall.n_examples, "example")
         yield (
-            f"The ECE is {test.value:.4f}; on {n_examples}, the ECE of a perfectly calibrated model with these "
-            f"confidences is {test.expected:.4f} on average ({judged})."
+            f"The ECE is {test.value:.4f}; on {n_examples}, the ECE of a perfectly calibrated "
+            f"model with these confidences is {test.expected:.4f} on average ({judged})."
         )
 
 
 def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
-    """Join neighbouring bins that are wrong in the same direction beyond chance; largest contribution first.
+    """Join neighbouring bins that are wrong in one direction beyond chance; the worst run first.
 
-    alpha is divided by the number of bins (Bonferroni), so that many bins do not cause false alarms.
+    alpha is divided by the number of bins (Bonferroni), so that many bins do not cause false
+    alarms.
     """
     found: list[BinRow] = []
     for row in rows:
@@ -354,9 +357,15 @@ def warn(report: CalibrationReport) -> Iterator[str]:
     if report.multi_label:
         return
     if len(before.bins) == 1:
-        yield "All confidences lie in one bin: a reliability diagram shows one point, and an ECE only the overall gap."
+        yield (
+            "All confidences lie in one bin: a reliability diagram shows one point, and an ECE "
+            "only the overall gap."
+        )
     if len(report.class_names) == 2:
-        yield "With two classes, the confidence is the probability of the predicted class, not of the positive class."
+        yield (
+            "With two classes, the confidence is the probability of the predicted class, not of "
+            "the positive class."
+        )
 
 
 def _warn_of_few(report: CalibrationReport) -> Iterator[str]:
@@ -373,7 +382,7 @@ def _warn_of_few(report: CalibrationReport) -> Iterator[str]:
 
 
 def _flaw(row: Any, multi_label: bool) -> str:
-    """The flaw of a label's or a class's numbers in words that follow "has"; "" if there is none."""
+    """The flaw of a label's or a class's numbers, in words that follow "has"; or ""."""
     n = row.n_true if multi_label else row.support
     return _first_that_holds(
         (

@@ -1,4 +1,4 @@
-"""Documents of text, tables and figures, rendered and escaped as Markdown, HTML and for the terminal; their cells."""
+"""Documents of text, tables and figures, as Markdown, HTML and on the terminal; their cells."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-# Letters in a line on a terminal: the fewest of the first column, and the most of the words in other headers.
+# Letters in a line on a terminal: the fewest of the first column, and the most of the words in
+# other headers.
 _TITLE = 20
 _WORD = 16
 _LONG_WORD = 18
@@ -44,7 +45,7 @@ Cells = tuple[list[str], list[list[str]]]  # a header, and rows
 
 
 class Image(NamedTuple):
-    """A drawn figure: the data of a PNG file, which are equal on every run, and its width on paper in CSS pixels."""
+    """A drawn figure: a PNG file, equal on every run, and its width on paper in CSS pixels."""
 
     data: bytes
     width: int
@@ -58,7 +59,7 @@ def draw(figure: Figure) -> Image:
 
 
 class _OfTexts:
-    """A block whose texts may quote the data: each line stays one, and without control characters, in every form."""
+    """A block whose texts may quote the data: each stays one line, without control characters."""
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]
@@ -121,7 +122,7 @@ class Bullets(_OfTexts, Block):
 
 @dataclass(frozen=True)
 class Table(_OfTexts, Block):
-    """A table: its first column names the rows, the others hold numbers, perhaps as "value [low, high]"."""
+    """A table: a column that names the rows, and columns of numbers, as "value [low, high]"."""
 
     caption: str  # on a page
     header: Sequence[str]  # "\n" breaks a line
@@ -140,7 +141,7 @@ class Table(_OfTexts, Block):
         return "\n".join(markdown_table(header, rows))
 
     def show(self, console: Console) -> None:
-        """Print the table; if it is too wide, intervals are below their values, and more columns in another table."""
+        """Print the table; if it is too wide, with intervals below values, or in parts."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -181,7 +182,7 @@ def _wrapped(name: str) -> str:
 
 
 def _groups(widths: Sequence[int], width: int) -> list[list[int]]:
-    """The numbers of the columns that fit side by side, each time with the first; one more always has to."""
+    """The numbers of the columns of each part: the first, one more, and what else fits."""
     groups = [[0]]
     for i in range(1, len(widths)):
         shown = [widths[j] + _BETWEEN for j in (*groups[-1], i)]
@@ -193,14 +194,14 @@ def _groups(widths: Sequence[int], width: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Figures(Block):
-    """Figures with captions by name, side by side if there is room; files next to a Markdown document."""
+    """Figures with captions by name, side by side; files next to a Markdown document."""
 
     images: Mapping[str, Image]
     captions: Mapping[str, str]
 
     @property
     def files(self) -> dict[str, str]:
-        """The name of each figure's file: the figure's, which may be a column's, without what a path has a use for."""
+        """The name of each figure's file: the figure's, without what a path has a use for."""
         found: dict[str, str] = {}
         for name in self.images:
             stem = re.sub(r"[^\w-]+", "-", name)[:_LONGEST_STEM]
@@ -251,7 +252,7 @@ class Document(Section):
         return self.markdown(1) + "\n"
 
     def to_html(self) -> str:
-        """The document as one page that needs no other file: styles and figures are inside, without scripts."""
+        """The document as one page without scripts, with styles and figures inside."""
         return _template().render(document=self)
 
     def show(self, console: Console) -> None:
@@ -269,7 +270,7 @@ class Document(Section):
                 console.print(sentence, **plain)
 
     def write(self, folder: Path, record: Any) -> None:
-        """Write the document as .md and .html, its record as .json, and its figures, into a folder."""
+        """Write the document as .md and .html, its record as .json, and its figures."""
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(record, indent=2, allow_nan=False) + "\n"
         (folder / "report.json").write_text(text, encoding="utf-8")
@@ -295,7 +296,7 @@ def _template() -> Template:
 
 
 def p_cell(p_value: float) -> str:
-    """A p-value as tables show it, not below the least value that 1,000 resamples can give, and not rounded to 0.05.
+    """A p-value as tables show it: not below what 1,000 resamples can give, nor rounded to 0.05.
 
     >>> p_cell(0.6543), p_cell(0.0498), p_cell(1 / 1001)
     ('0.65', '0.0498', '< 0.001')
@@ -320,10 +321,12 @@ def listed(words: Sequence[str]) -> str:
 
 
 def cell(value: Any, form: str = ".4f") -> str:
-    """A number or an `Interval` in a form of `format`, or a p-value in the form "p", as the tables show it.
+    """A number or an `Interval` in a form of `format`, or a p-value in the form "p".
 
-    >>> cell(Interval(0.05, 0.04, 0.061)), cell(Interval(0.05)), cell(Interval(np.nan)), cell(12, ","), cell(None)
-    ('0.0500 [0.0400, 0.0610]', '0.0500', 'not defined', '12', '')
+    >>> cell(Interval(0.05, 0.04, 0.061)), cell(Interval(0.05)), cell(Interval(np.nan))
+    ('0.0500 [0.0400, 0.0610]', '0.0500', 'not defined')
+    >>> cell(1234, ","), cell(0.5, "p"), cell(None)
+    ('1,234', '0.5', '')
     """
     if value is None:
         return ""
@@ -355,7 +358,7 @@ def table_of(
 
 
 def table_of_rows(rows: Iterable[Any], columns: Mapping[str, tuple[str, str]]) -> Cells:
-    """A table with a line for each row; a column shows an attribute of the rows in a form of `cell`."""
+    """A table with a line for each row; a column has an attribute of the rows and its form."""
     cells = []
     for row in rows:
         cells.append(
@@ -374,7 +377,7 @@ def titled(
 
 
 def compared(record: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are compared, which arrays and what is made of them are not."""
+    """The fields of a dataclass that are compared, which arrays are not."""
     names = [each.name for each in fields(record) if each.compare]
     return {name: getattr(record, name) for name in names}
 

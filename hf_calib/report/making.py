@@ -42,8 +42,9 @@ _MOST_NATS = -np.log(SMALLEST_PROBABILITY)
 # The probabilities of many rows that exist at a time.
 _BLOCK = 2**20
 _TOP_ONLY = (
-    "Only the confidence of the predicted class is known. What needs the probabilities of all classes is left out; the "
-    "NLL and the Brier score of a slice are those of whether the prediction is correct."
+    "Only the confidence of the predicted class is known. What needs the probabilities of all "
+    "classes is left out; the NLL and the Brier score of a slice are those of whether the "
+    "prediction is correct."
 )
 
 
@@ -63,20 +64,22 @@ def calibration_report(
 ) -> CalibrationReport:
     r"""Measure a classifier's calibration by every metric, and diagnose it in words.
 
-    For a single metric, call its function, such as `expected_calibration_error`; in a loop over batches, use
-    `CalibrationState`. Accuracy, proper scores and similar metrics have a percentile bootstrap interval over
-    examples (Efron and Tibshirani 1993, 13.3), and each ECE has the interval of `calibration_error_interval`. Other
-    measures of mis-calibration have no valid interval.
+    For a single metric, call its function, such as `expected_calibration_error`; in a loop over
+    batches, use `CalibrationState`. Accuracy, proper scores and similar metrics have a percentile
+    bootstrap interval over examples (Efron and Tibshirani 1993, 13.3), and each ECE has the
+    interval of `calibration_error_interval`. Other measures of mis-calibration have no valid
+    interval.
 
     Args:
         probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C); with several labels per row (N, C) of 1, 0, or -100 for an unknown label. The
-            probabilities are then sigmoids, any values in [0, 1].
+        labels: (N,) int in [0, C); with several labels per row (N, C) of 1, 0, or -100 for an
+            unknown label. The probabilities are then sigmoids, any values in [0, 1].
         calibrated: (N, C) float, the probabilities after calibration on *other* examples; or None.
-        soft_labels: (N, C) float, rows that sum to 1: each class's share among the annotators of an example, such as
-            those of CIFAR-10H; or None. The probabilities are then also measured against the shares.
-        sample_weight: (N,) float, the weight of each row, for labels (N,); or None. The report then has the metrics
-            that have a weighted form, with normal intervals, and no soft labels.
+        soft_labels: (N, C) float, rows that sum to 1: each class's share among the annotators of an
+            example, such as those of CIFAR-10H; or None. The probabilities are then also measured
+            against the shares.
+        sample_weight: (N,) float, the weight of each row, for labels (N,); or None. The report then
+            has the metrics that have a weighted form, with normal intervals, and no soft labels.
         n_bins: M, at least 1.
         confidence_level: level of the intervals, in (0, 1).
         n_resamples: number of resamples of the bootstrap and of the consistency test.
@@ -85,16 +88,19 @@ def calibration_report(
         name: name of the model, for titles.
 
     Returns:
-        A report with `to_dict()`, `to_markdown()`, `to_html()`, `save()` and `figures()`; its fields hold the numbers.
+        A report with `to_dict()`, `to_markdown()`, `to_html()`, `save()` and `figures()`; its
+        fields hold the numbers.
 
     Raises:
-        ValueError: if probs are not probabilities, or labels, calibrated, soft_labels or class_names do not fit.
+        ValueError: if probs are not probabilities, or labels, calibrated, soft_labels or
+            class_names do not fit.
 
     Notes:
-        With several labels per row, the ECE compares the probability of a label with its frequency. The trainer's
-        `eval_ece` is another number, of the confidence $\max(p, 1 - p)$ of each decision; its `eval_classwise_ece` is
-        the macro ECE. AUROC and average precision are undefined for a label that never applies, and AUROC for one that
-        always applies: macro averages leave such labels out.
+        With several labels per row, the ECE compares the probability of a label with its frequency.
+        The trainer's `eval_ece` is another number, of the confidence $\max(p, 1 - p)$ of each
+        decision; its `eval_classwise_ece` is the macro ECE. AUROC and average precision are
+        undefined for a label that never applies, and AUROC for one that always applies: macro
+        averages leave such labels out.
 
     >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
     >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
@@ -226,8 +232,8 @@ def _notes_on_zeros(nats: Sequence[FloatArray]) -> tuple[str, ...]:
     if n_zero == 0:
         return ()
     return (
-        f"In {counted(n_zero, 'row')} of {len(nats[0]):,} the label has probability 0 in float64, which counts as "
-        f"{_MOST_NATS:.0f} nats. The negative log-likelihood may be larger.",
+        f"In {counted(n_zero, 'row')} of {len(nats[0]):,} the label has probability 0 in float64, "
+        f"which counts as {_MOST_NATS:.0f} nats. The negative log-likelihood may be larger.",
     )
 
 
@@ -240,10 +246,11 @@ def report_on_predictions(
     soft_labels: Any = None,
     class_names: Sequence[str] | None = None,
 ) -> CalibrationReport:
-    """`calibration_report` on predictions and their weights, also after a scaler that was fitted on other rows.
+    """`calibration_report` on predictions, also after a scaler that was fitted on other rows.
 
-    The report has a section for each of their columns `by`, and one on the entities of tokens. Soft labels (N, C) are
-    of the same examples, and class names are those of the data, or None for those of the predictions.
+    The report has a section for each of their columns `by`, and one on the entities of tokens. Soft
+    labels (N, C) are of the same examples, and class names are those of the data, or None for those
+    of the predictions.
     """
     check(
         not (predictions.by and predictions.kind.sigmoid),

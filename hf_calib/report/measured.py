@@ -1,4 +1,4 @@
-"""One set of probabilities, measured: metrics, bins and classes of a report, before or after calibration."""
+"""One set of probabilities, measured: metrics, bins and classes, before or after calibration."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from hf_calib.report.rows import Group, Rows
 
 # The kernel calibration error compares every pair of examples.
 MAX_EXAMPLES_FOR_KDE = 2_000
-# The most rows that all calls of a metric read which is called for each resample, so that it takes seconds.
+# The most rows that all calls of a metric read which is called for each resample, so that it takes
+# seconds.
 _BUDGET = 1e7
 _MOST_CALLS = 200
 _FEWEST_CALLS = 50
@@ -95,7 +96,7 @@ class Settings(NamedTuple):
         return Interval(frequency, *wilson_interval(frequency, n, self.z).tolist())
 
     def t_interval(self, mean: float, error: float, effective: float) -> Interval:
-        """A mean of effective rows (Kish 1965) with a standard error; without ends if they are hardly one."""
+        """A mean of effective rows (Kish 1965); without ends if they are hardly one."""
         degrees = effective - 1
         if degrees < _FEWEST_DEGREES:
             return Interval(mean)
@@ -138,9 +139,10 @@ def _if_paired(rows: Rows) -> bool:
 class Measure:
     """A row of `MEASURES`: a metric with its title, its value and the kind of its interval.
 
-    A mean has the quantiles of resamples or, of many or weighted rows, a normal interval. A frequency has Wilson's, and
-    a "bootstrap" the quantiles of resamples, of few rows. A binned ECE ("inversion") has the errors of populations that
-    are consistent with the sample. Other calibration errors have none: a resample adds the noise again.
+    A mean has the quantiles of resamples or, of many or weighted rows, a normal interval. A
+    frequency has Wilson's, and a "bootstrap" the quantiles of resamples, of few rows. A binned ECE
+    ("inversion") has the errors of populations that are consistent with the sample. Other
+    calibration errors have none: a resample adds the noise again.
     """
 
     title: str
@@ -152,7 +154,7 @@ class Measure:
 
     @property
     def page(self) -> str:
-        """The address of the metric's entry in the documentation; "" if the package names no such site."""
+        """The metric's address in the documentation; "" if the package names no site."""
         urls = metadata("hf_calib").get_all("Project-URL") or []
         site = dict(each.split(", ") for each in urls).get("Documentation")
         if site is None:
@@ -189,7 +191,8 @@ def _area(rows: Rows) -> float:
     return mean_risk(rows.top) if rows.are_sorted else area_of(rows.by_confidence())
 
 
-#: The metrics of a report: key -> `Measure`. Keys and titles are those of the trainer's log where it has them.
+#: The metrics of a report: key -> `Measure`. Keys and titles are those of the trainer's log where
+#: it has them.
 MEASURES: dict[str, Measure] = {
     "accuracy": Measure(
         LOGGED_METRICS["accuracy"],
@@ -325,7 +328,7 @@ class BinRow:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class: its frequency, its mean probability, and the confidence and precision of its predictions."""
+    """One class: its frequency and mean probability, and its predictions."""
 
     index: int
     name: str
@@ -344,17 +347,18 @@ class ClassRow:
 
     @property
     def gap(self) -> float:
-        """Confidence minus precision of the predictions, above 0 if over-confident; 0 if there are none."""
+        """Confidence minus precision, above 0 if over-confident; 0 without predictions."""
         return (self.confidence or 0.0) - (self.precision or 0.0)
 
 
 class Overall(NamedTuple):
-    """Mean confidence minus accuracy (multi-label: mean probability minus prevalence), with its interval."""
+    """Mean confidence minus accuracy, or mean probability minus prevalence, with its interval."""
 
     gap: float
     low: float
     high: float
-    p_value: float  # two-sided, if every confidence is the probability that the prediction is correct
+    # Two-sided, if every confidence is the probability that the prediction is correct.
+    p_value: float
     confidence: float
     accuracy: float
     n_examples: int
@@ -364,8 +368,8 @@ class Overall(NamedTuple):
 class Measured:
     """A set of probabilities, measured from its rows.
 
-    Metrics are those of `MEASURES`, or for multi-label data of `LABEL_MEASURES`, averaged as "macro_..." and
-    "micro_...".
+    Metrics are those of `MEASURES`, or for multi-label data of `LABEL_MEASURES`, averaged as
+    "macro_..." and "micro_...".
     """
 
     metrics: Mapping[str, Interval]
@@ -418,7 +422,7 @@ class Measured:
 def mean_change(
     values: Sequence[FloatArray], weights: FloatArray | None, settings: Settings
 ) -> Interval | None:
-    """The mean of after - before over rows with weights (N,), with its paired t interval; None without an after.
+    """The mean of after - before over rows with weights (N,), or None without an after.
 
     Values are (N,) of each state; one row has no interval.
     """
@@ -438,8 +442,8 @@ def mean_change(
 def _overall(group: Group, coins: FloatArray, z: float) -> Overall:
     """The gap of all rows with its score interval, from their coins (5,).
 
-    The p-value is the larger one of an exact test and of the test that the interval inverts, so that test and interval
-    agree.
+    The p-value is the larger one of an exact test and of the test that the interval inverts, so
+    that test and interval agree.
     """
     _, stated, right = group.uniform
     confidence = float(stated.sum()) / group.total
@@ -464,7 +468,7 @@ def _overall(group: Group, coins: FloatArray, z: float) -> Overall:
 
 
 def _consistency(rows: Rows, settings: Settings) -> ConsistencyTest:
-    """The test of the ECE, which draws the correctness of each row or, of many or weighted rows, of each bin."""
+    """The test of the ECE, which draws correct rows or, of many or weighted rows, whole bins."""
     n = settings.n_resamples
     seed = settings.seed
     if rows.are_resampled:
@@ -479,7 +483,7 @@ def _consistency(rows: Rows, settings: Settings) -> ConsistencyTest:
 def measure_all(
     rows: Rows, settings: Settings
 ) -> tuple[dict[str, Interval], dict[str, int]]:
-    """The metrics that rows have, with intervals, by key; and the numbers of resamples of the intervals."""
+    """The metrics that rows have, by key, and the numbers of resamples of their intervals."""
     found: dict[str, Interval] = {}
     n_resamples: dict[str, int] = {}
     group = rows.together
@@ -565,8 +569,8 @@ def bin_rows(
 ) -> tuple[BinRow, ...]:
     """The non-empty equal-width bins, from the lowest.
 
-    Sums and coins (5, M) are of M bins with n_rows (M,). If the sums are weighted, scale is the effective rows per
-    weight, which the coins have.
+    Sums and coins (5, M) are of M bins with n_rows (M,). If the sums are weighted, scale is the
+    effective rows per weight, which the coins have.
     """
     edges = uniform_edges(len(n_rows)).tolist()
     total = float(sums.counts.sum())

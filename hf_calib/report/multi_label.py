@@ -1,4 +1,4 @@
-"""Multi-label data in a report: metrics of each label, their means, and metrics of all decisions together."""
+"""Multi-label data: metrics of each label, their means, and metrics of all decisions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from hf_calib.report.report import CalibrationReport
 
-#: The metrics of a label in a multi-label report; macro is their mean, micro is of all decisions together.
+#: The metrics of a label in a multi-label report; macro is their mean, micro is of all decisions
+#: together.
 LABEL_MEASURES = {
     "auroc": "AUROC",
     "average_precision": "Average precision",
@@ -50,14 +51,17 @@ TITLES = {
     for average in ("macro", "micro")
 }
 CAPTIONS = {
-    "reliability": "All decisions: frequency of labels against their probability, with 95% Wilson intervals.",
+    "reliability": "All decisions: frequency of labels against their probability, with 95% Wilson "
+    "intervals.",
     "classwise": "The labels with the largest calibration errors.",
 }
 FOOTNOTES = (
-    "Macro: the mean over the labels for which a metric is defined. Micro: the metric of all decisions together, one "
-    "for each row and label. The labels of a row stay together in a resample.",
-    "ECE and maximum calibration error compare the probability of a label with its frequency, in bins of equal width "
-    "over [0, 1]. Noise makes both larger, and a resample adds that noise again, so they have no interval.",
+    "Macro: the mean over the labels for which a metric is defined. Micro: the metric of all "
+    "decisions together, one for each row and label. The labels of a row stay together in a "
+    "resample.",
+    "ECE and maximum calibration error compare the probability of a label with its frequency, in "
+    "bins of equal width over [0, 1]. Noise makes both larger, and a resample adds that noise "
+    "again, so they have no interval.",
 )
 # Noise biases them, and a resample would add it again, so they have no interval.
 _BIASED = ("ece", "mce")
@@ -158,7 +162,7 @@ def _labels(
     names: tuple[str, ...],
     metrics: list[dict[str, Interval]],
 ) -> tuple[LabelMeasurements, ...]:
-    """The measurements of each label, from its metrics and its probabilities (N, C), 0 where it is unknown."""
+    """The measurements of each label, from probabilities (N, C) that are 0 where it is unknown."""
     n_known = decisions.known.sum(axis=0).tolist()
     n_true = (decisions.known & decisions.true).sum(axis=0).tolist()
     totals = stated.sum(axis=0).tolist()
@@ -187,7 +191,7 @@ def record(label: LabelMeasurements) -> dict[str, Any]:
 
 
 def label_table(report: CalibrationReport) -> Cells:
-    """A table of all labels with their metrics and, if there is a calibration, also their errors before it."""
+    """A table of all labels with their metrics, and their errors before a calibration."""
     titles = {"prevalence": "prevalence", **LABEL_MEASURES, "mce": "maximum"}
     del titles["nll"]
     earlier = {}

@@ -61,13 +61,17 @@ _FIRST = (
     "macro_ece",
 )
 _CAPTIONS = {
-    "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin. Bins of "
-    "fewer than 10 examples are faded.",
+    "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in "
+    "each bin. Bins of fewer than 10 examples are faded.",
     "smooth_reliability": "Reliability without bins: smoothed accuracy with a bootstrap band.",
-    "corp": "Reliability by isotonic regression (CORP); even a calibrated model leaves the pointwise band somewhere.",
-    "confidence_histogram": "Confidences of correct predictions (up) and of wrong predictions (down).",
-    "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
-    "entities": "Reliability of predicted entities, by the product and by the smallest of their tokens' probabilities.",
+    "corp": "Reliability by isotonic regression (CORP); even a calibrated model leaves the "
+    "pointwise band somewhere.",
+    "confidence_histogram": "Confidences of correct predictions (up) and of wrong predictions "
+    "(down).",
+    "risk_coverage": "Error rate among the most confident predictions, against the share of them "
+    "that is kept.",
+    "entities": "Reliability of predicted entities, by the product and by the smallest of their "
+    "tokens' probabilities.",
     "classwise": "Frequency of a class against its probability, in bins with 95% Wilson intervals.",
 }
 # The columns of tables: a header, and the attribute of a row with its form.
@@ -94,10 +98,11 @@ _CLASS_COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationReport:
-    """Metrics with intervals, tables, figures and a diagnosis in words; `calibration_report` makes one from arrays.
+    """Metrics with intervals, tables, figures and words; `calibration_report` makes it from arrays.
 
-    Besides the states before and after calibration it may have sections, on a decision rule, on the entities of tagged
-    tokens, on each dataset of out-of-distribution inputs, on soft labels, and on the slices of each column.
+    Besides the states before and after calibration it may have sections, on a decision rule, on the
+    entities of tagged tokens, on each dataset of out-of-distribution inputs, on soft labels, and on
+    the slices of each column.
     """
 
     name: str
@@ -107,7 +112,8 @@ class CalibrationReport:
     # The NLL after minus before, with its paired interval; None if only top labels are known.
     nll_change: Interval | None = None
     settings: Settings
-    # (N,) int; with several labels per row (N, C) of 1, 0 and -100; None if only top labels are known.
+    # (N,) int; with several labels per row (N, C) of 1, 0 and -100; None if only top labels are
+    # known.
     labels: Any = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()  # further caveats, which come first in the warnings
     # Rows and weights, see `hf_calib.cards.facts`.
@@ -163,7 +169,7 @@ class CalibrationReport:
 
     @property
     def diagnosis(self) -> tuple[str, ...]:
-        """Sentences: the verdict, where the errors are, whether chance can explain them, and which slices differ."""
+        """Sentences: the verdict, the errors, whether by chance, and slices that differ."""
         return (*diagnose(self), *(each.finding for each in self.slices))
 
     @property
@@ -252,7 +258,7 @@ class CalibrationReport:
         return f"{of}{examples}, {classes}, {bins}; {intervals}{end}"
 
     def metric_table(self, keys: Collection[str] = ()) -> Cells:
-        """The metrics of these keys, or all and the consistency test, with their intervals, before and after."""
+        """The metrics of these keys, or all and the consistency test, before and after."""
         states = self.states
         titles = self._titles
         if keys:
@@ -277,46 +283,51 @@ class CalibrationReport:
         sentences = [
             (
                 True,
-                "Noise makes every calibration error larger, and more so with fewer examples. ECEs have intervals by "
-                f"test inversion, other errors have none, and other metrics {kind} ones.",
+                "Noise makes every calibration error larger, and more so with fewer examples. "
+                "ECEs have intervals by test inversion, other errors have none, and other metrics "
+                f"{kind} ones.",
             ),
             (
                 True,
-                "A gap is confidence minus accuracy, above 0 if over-confident. p is the probability of a gap at least "
-                "as large if the true gap is 0, without a correction for the number of rows. The classwise ECE of a "
-                "class is the mean distance, over bins, between its probability and its frequency, and has no sign.",
+                "A gap is confidence minus accuracy, above 0 if over-confident. p is the "
+                "probability of a gap at least as large if the true gap is 0, without a "
+                "correction for the number of rows. The classwise ECE of a class is the mean "
+                "distance, over bins, between its probability and its frequency, and has no sign.",
             ),
             (
                 are_resampled,
-                "The kernel ECE is computed for 2 to 2,000 examples. The area under the risk-coverage curve is "
-                "resampled at most 200 times, and not above 200,000 examples.",
+                "The kernel ECE is computed for 2 to 2,000 examples. The area under the "
+                "risk-coverage curve is resampled at most 200 times, and not above 200,000 "
+                "examples.",
             ),
             (
                 not are_resampled,
-                "Examples are not resampled if they have weights, or if they are more than 200,000 or have more than "
-                "67,108,864 probabilities.",
+                "Examples are not resampled if they have weights, or if they are more than "
+                "200,000 or have more than 67,108,864 probabilities.",
             ),
             (
                 not are_resampled and self.n_examples > MOST_SORTED,
-                "With more than 1,000,000 examples, the adaptive ECE and the area under the risk-coverage curve are "
-                "from counts of confidences in 105,728 cells; confidences in one cell count as equal.",
+                "With more than 1,000,000 examples, the adaptive ECE and the area under the "
+                "risk-coverage curve are from counts of confidences in 105,728 cells; confidences "
+                "in one cell count as equal.",
             ),
             (
                 not are_resampled,
-                "Left out, because they take too long for so many examples, or have no weighted form: "
-                f"{'; '.join(missing)}.",
+                "Left out, because they take too long for so many examples, or have no weighted "
+                f"form: {'; '.join(missing)}.",
             ),
             (
                 effective > 0,
-                f"The weighted examples are worth {effective:,.0f} unweighted ones, (sum of weights)^2 / (sum of "
-                "squared weights), the number for intervals and tests (Kish 1965). The examples of a bin are rows; "
-                "those of a class are weights, scaled to the number of rows.",
+                f"The weighted examples are worth {effective:,.0f} unweighted ones, (sum of "
+                "weights)^2 / (sum of squared weights), the number for intervals and tests (Kish "
+                "1965). The examples of a bin are rows; those of a class are weights, scaled to "
+                "the number of rows.",
             ),
         ]
         return [sentence for holds, sentence in sentences if holds]
 
     def short(self) -> Document:
-        """The verdict, the metrics to read first, caveats, and the parts that not every report has: for a screen."""
+        """The verdict, the metrics to read first, caveats and sections: for a screen."""
         table = Table("", *self.metric_table(_FIRST), title=self._heading)
         means = "mean confidence minus accuracy"
         if self.multi_label:
@@ -405,7 +416,7 @@ class CalibrationReport:
         return found
 
     def save(self, folder: Path | str) -> None:
-        """Write `report.md`, `report.html`, `report.json` and `figures/*.png` to a folder, completely or not at all."""
+        """Write `report.md`, `.html`, `.json` and `figures/*.png`, completely or not at all."""
         with whole_folder(Path(folder)) as made:
             self.document(with_figures=True).write(made, self.to_dict())
 
@@ -414,12 +425,14 @@ class CalibrationReport:
         return self.document().to_markdown()
 
     def to_html(self) -> str:
-        """The report as one HTML document that needs no other file: styles and figures are inside."""
+        """The report as one HTML document, with styles and figures inside."""
         return self.document(with_figures=True).to_html()
 
     def _repr_html_(self) -> str:
         """The page for notebooks, in a frame, because its styles are for a separate page."""
-        return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40rem; border: 0"></iframe>'
+        page = escape(self.to_html())
+        style = "width: 100%; height: 40rem; border: 0"
+        return f'<iframe srcdoc="{page}" style="{style}"></iframe>'
 
 
 def _draw(report: CalibrationReport) -> dict[str, Figure]:

@@ -1,4 +1,4 @@
-"""The rows of a report, scored in one pass over their probabilities: what every metric and table is computed from."""
+"""The rows of a report, scored in one pass: what every metric and table is computed from."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def are_few(n_rows: int, n_classes: int) -> bool:
 
 
 class Group(GroupSums):
-    """The sums of one group of rows, which may be all rows; the weight of a row may be any multiple of its number."""
+    """The sums of one group of rows, which may be all rows; only ratios of weights count."""
 
     @classmethod
     def of(cls, sums: GroupSums, *members: int) -> Group:
@@ -188,7 +188,7 @@ class Rows:
         return self.weights is None and len(self) <= MOST_SORTED
 
     def bins(self, binning: Binning) -> BinSums:
-        """The sums (M,) of the rows of each bin; with weights of equal-width and "quantile" bins."""
+        """The sums (M,) of each bin; with weights of equal-width and "quantile" bins."""
         if binning == "uniform":
             return self.together.uniform
         if self.are_sorted:
@@ -197,7 +197,7 @@ class Rows:
         return equal_shares(self.by_confidence(), self.n_bins, weighted=is_weighted)
 
     def by_confidence(self) -> FloatArray:
-        """The sums (3, K) of weights, confidences and correct rows with each of K confidences, the least first.
+        """The sums (3, K) of weights, confidences and correct rows of K rising confidences.
 
         Of many rows, those within a cell count as rows of one confidence.
         """

@@ -1,4 +1,4 @@
-"""The sections that not every report has: a rule, entities, out-of-distribution inputs, soft labels, slices."""
+"""Sections that not every report has: a rule, entities, OOD inputs, soft labels, slices."""
 
 from __future__ import annotations
 
@@ -160,15 +160,17 @@ class EntitySection(ReportSection):
         if self.after is not None:
             predicted = f"{shown[0]} before, {shown[1]} after"
         return [
-            f"True entities: {self.n_true:,} in {counted(self.n_sentences, 'sentence')}; predicted: {predicted}. One "
-            "is correct if a true entity has the same type, first and last token. Intervals resample sentences.",
-            "ECE: mean distance, over bins of confidence, between the share of correct predicted entities and their "
-            "confidence, the product or the smallest of the probabilities of their tokens' tags. Missed entities have "
-            "no confidence; see the recall. Noise makes both errors larger, so they have no interval.",
+            f"True entities: {self.n_true:,} in {counted(self.n_sentences, 'sentence')}; "
+            f"predicted: {predicted}. One is correct if a true entity has the same type, first and "
+            "last token. Intervals resample sentences.",
+            "ECE: mean distance, over bins of confidence, between the share of correct predicted "
+            "entities and their confidence, the product or the smallest of the probabilities of "
+            "their tokens' tags. Missed entities have no confidence; see the recall. Noise makes "
+            "both errors larger, so they have no interval.",
         ]
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
-        """The reliability of each confidence, before and after; none where a state predicts no entity."""
+        """The reliability of each confidence; none where a state predicts no entity."""
         if 0 in self.n_predicted:
             return {}
         names = ["predicted entities"]
@@ -188,10 +190,10 @@ class EntitySection(ReportSection):
 
 
 def with_entities(report: CalibrationReport, sentences: ArrayLike) -> CalibrationReport:
-    """Add the entities of tokens whose tags are BIO, and a caveat; `sentences` (N,) are each token's."""
+    """Add the entities of tokens with BIO tags, and a caveat; `sentences` (N,) are each token's."""
     caveat = (
-        "The examples are tokens. The tokens of one sentence are not independent, but tests and intervals of their "
-        "metrics treat them as independent, so the intervals are too narrow."
+        "The examples are tokens. The tokens of one sentence are not independent, but tests and "
+        "intervals of their metrics treat them as independent, so the intervals are too narrow."
     )
     report = replace(report, notes=(*report.notes, caveat))
     names = report.class_names
@@ -215,7 +217,7 @@ _OF_PROBABILITIES = ("max_probability", "entropy")
 
 @dataclass(frozen=True)
 class OodSection(ReportSection):
-    """Out-of-distribution inputs against the rows of a report, measured by `hf_calib.metrics.ood_detection`."""
+    """Out-of-distribution inputs against a report's rows, by `hf_calib.metrics.ood_detection`."""
 
     caption = "Out-of-distribution inputs, with {level} intervals"
 
@@ -230,10 +232,12 @@ class OodSection(ReportSection):
 
     def sentences(self) -> list[str]:
         return [
-            f"The inputs of {self.name} ({self.n_examples:,}), which belong to none of the classes, are compared with "
-            "the rows of this report. An input is flagged if its uncertainty is above a threshold.",
-            "AUROC: the probability that such an input is more uncertain than a row of this report; 0.5 is chance. FPR "
-            "at 95%: the share of such inputs that is accepted if 95% of the rows are.",
+            f"The inputs of {self.name} ({self.n_examples:,}), which belong to none of the "
+            "classes, are compared with the rows of this report. An input is flagged if its "
+            "uncertainty is above a threshold.",
+            "AUROC: the probability that such an input is more uncertain than a row of this "
+            "report; 0.5 is chance. FPR at 95%: the share of such inputs that is accepted if 95% "
+            "of the rows are.",
         ]
 
     def table(self) -> Cells:
@@ -256,8 +260,9 @@ def ood_section(
 ) -> OodSection:
     """Measure how well out-of-distribution inputs are separated from the rows of a report.
 
-    `before` and `after` are logits (N, C) of the report's rows and (N', C) of the out-of-distribution inputs. If these
-    are logarithms of `probabilities`, two scores are left out. The seed is for `hf_calib.metrics.ood_detection`.
+    `before` and `after` are logits (N, C) of the report's rows and (N', C) of the
+    out-of-distribution inputs. If these are logarithms of `probabilities`, two scores are left out.
+    The seed is for `hf_calib.metrics.ood_detection`.
     """
     scores = _OF_PROBABILITIES if probabilities else tuple(OOD_SCORES)
     found: Any = [
@@ -298,13 +303,15 @@ class SoftLabelSection(ReportSection):
 
     def sentences(self) -> list[str]:
         return [
-            f"A soft label has each class's share among an example's annotators ({self.n_examples:,} examples). In the "
-            "binned errors the share of the predicted class replaces its correctness, so that an ambiguous example "
-            "does not count as a wrong prediction.",
-            "The true calibration error is the mean distance between an example's probabilities and its shares, and "
-            "errors in it do not cancel. It includes the noise of the shares, which is larger with few annotators.",
-            f"The shares have an entropy of {self.entropy:.4f} nats, a lower bound of every model's negative "
-            "log-likelihood.",
+            "A soft label has each class's share among an example's annotators "
+            f"({self.n_examples:,} examples). In the binned errors the share of the predicted "
+            "class replaces its correctness, so that an ambiguous example does not count as a "
+            "wrong prediction.",
+            "The true calibration error is the mean distance between an example's probabilities "
+            "and its shares, and errors in it do not cancel. It includes the noise of the shares, "
+            "which is larger with few annotators.",
+            f"The shares have an entropy of {self.entropy:.4f} nats, a lower bound of every "
+            "model's negative log-likelihood.",
         ]
 
     @property
@@ -313,8 +320,8 @@ class SoftLabelSection(ReportSection):
         if self.agreement >= 0.5:
             return []
         return [
-            f"The label has the largest share of the soft label in only {self.agreement:.1%} of rows. Check that they "
-            "are in the order of the rows and of the model's classes."
+            f"The label has the largest share of the soft label in only {self.agreement:.1%} of "
+            "rows. Check that they are in the order of the rows and of the model's classes."
         ]
 
 
@@ -324,7 +331,7 @@ def soft_label_section(
     states: Sequence[NDArray[Any]],
     settings: Settings,
 ) -> SoftLabelSection:
-    """Measure probabilities (N, C), before and perhaps after, against soft labels (N, C) of `check_soft_labels`."""
+    """Measure probabilities (N, C), before and perhaps after, against soft labels (N, C)."""
     agreement = float((soft_labels.argmax(axis=1) == labels).mean())
     entropy = float(entr(np.clip(soft_labels, 0, 1)).sum(axis=1).mean())
     found = [_against(soft_labels, probs, settings) for probs in states]
@@ -445,8 +452,8 @@ class SliceSection(ReportSection):
         n_slices = len(self.slices)
         corrected = f"corrected for {counted(n_slices, 'slice')} (Holm)"
         sentences = [
-            "p is the p-value of the difference between a slice's gap and the gap of all other rows, "
-            f"{corrected}."
+            "p is the p-value of the difference between a slice's gap and the gap of all other "
+            f"rows, {corrected}."
         ]
         if n_slices > _SHOWN:
             sentences.append(f"The table has {_SHOWN} of {n_slices} slices.")
@@ -527,10 +534,10 @@ def _measure_slice(
 
 
 def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
-    """The p-value of each non-empty slice for the hypothesis that its gap is that of all other rows.
+    """The p-value of each non-empty slice, if its gap is that of all other rows.
 
-    It is the larger one of testing the slice against the others and the others against the slice: either side may have
-    too few rows to tell its gap. It is corrected for the number of slices.
+    It is the larger one of testing the slice against the others and the others against the slice:
+    either side may have too few rows to tell its gap. It is corrected for the number of slices.
     """
     everything = Group.of(groups)
     n_all = float(groups.effective_rows().sum())
@@ -548,10 +555,10 @@ def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
 def _p_of_difference(
     own: BinSums, n_own: float, others: BinSums, n_others: float
 ) -> float:
-    """The p-value of the number of correct rows, if the rows' gap is that of others; sums of bins, and effective rows.
+    """The p-value of a number of correct rows, if their gap is that of others.
 
-    It is the larger one of two: an exact one of that number, for few rows, and one that allows for the error of the
-    others' gap, for many.
+    It is the larger one of two: an exact one of that number, for few rows, and one that allows for
+    the error of the others' gap, for many.
     """
     mass = float(others.counts.sum())
     gap = float((others.confidence - others.correct).sum()) / mass
