@@ -30,6 +30,7 @@ _REACH = 10
 
 def _parts(chances: NDArray[Any]) -> Iterator[FloatArray]:
     """The terms (...) of coins with probabilities (...), in the order of the sums."""
+    # Probabilities of a float32 model may be off by rounding, and a variance must not be negative.
     wide = np.clip(chances.astype(np.float64), 0, 1)
     likely = wide >= 0.5
     rarer = np.where(likely, 1 - wide, wide)
@@ -49,6 +50,7 @@ def coins_in_groups(
 ) -> FloatArray:
     """Coins with probabilities (N,) in groups (N,), each counted as often as its weight (N,)."""
     sums = []
+    # One term after the other, as five copies of many probabilities would not fit in memory.
     for part in _parts(chances):
         own = part if weights is None else weights * part
         sums.append(np.bincount(groups, own, n_groups))
@@ -72,6 +74,7 @@ def coins_of_sums(count: float, chances: float, squares: float) -> FloatArray:
     >>> [round(p_value(coins, 7), 6) for coins in (coins_of_sums(10, 9.0, 8.1), nines)]
     [0.140382, 0.140382]
     """
+    # The difference of two sums may be below 0 by rounding.
     variance = max(chances - squares, 0.0)
     if chances < count / 2:
         return np.array([0.0, chances, variance, 0.0, 0.0])
@@ -93,12 +96,14 @@ def p_value(coins: FloatArray, n_heads: float) -> float:
     if variance > _AS_GOOD_AS_NORMAL:
         deviation = math.sqrt(variance)
         z = (excess - heads + tails) / deviation
+        # The continuity correction: the number itself is in both tails.
         half = 0.5 / deviation
         at_most = ndtr(z + half)
         at_least = ndtr(half - z)
     else:
         of_heads, first_heads = _distribution(heads, heads_variance)
         of_tails, first_tails = _distribution(tails, tails_variance)
+        # The distribution of heads minus tails, from the largest number of tails up.
         together = np.convolve(of_heads, of_tails[::-1])
         place = round(excess - first_heads + first_tails + len(of_tails) - 1)
         at_most = together[: max(0, place + 1)].sum()
@@ -119,6 +124,7 @@ def _distribution(mean: float, variance: float) -> tuple[FloatArray, int]:
     # The probability of a coin, 0 in the Poisson limit.
     share = max(1 - variance / mean, _AS_GOOD_AS_0)
     coins = mean / share
+    # P(X <= k) of a binomial variable, which is 1 from the number of coins on.
     inside = counts < coins
     at_most = np.ones(len(counts))
     at_most[inside] = betainc(coins - counts[inside], counts[inside] + 1, 1 - share)
@@ -146,10 +152,13 @@ def gap_interval(
     if_all_are_off_alike = stated + gap * (2 * confidence - 1) - gap**2
     excess = error**2 * effective - if_all_are_off_alike
     variance = stated + max(excess, 0.0)
+    # The ends are the gaps g with (gap - g)^2 = z^2 / n Var(g), where the variance of a row changes
+    # as that of a coin does, Var(g) = variance + g (2 confidence - 1) - g^2: a quadratic equation.
     weight = z**2 / effective
     middle = gap + weight * (confidence - 0.5)
     squared = middle**2 - (1 + weight) * (gap**2 - weight * variance)
     reach = math.sqrt(max(squared, 0.0))
     low = (middle - reach) / (1 + weight)
     high = (middle + reach) / (1 + weight)
+    # By rounding, the roots of a small equation may not enclose the gap.
     return Interval(gap, min(low, gap), max(high, gap)), variance

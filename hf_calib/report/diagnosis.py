@@ -74,6 +74,7 @@ def claims(report: CalibrationReport, measured: Measured) -> Claims:
     test = measured.consistency
     bins: Sequence[BinRow] = () if test is None else measured.bins
     rows: Any = measured.labels or measured.classes
+    # The precision of a few predictions is mostly chance, and each test costs the others power.
     seen = [row for row in measured.classes if row.predicted >= _CLASSES_SEEN]
     kinds = [overall.p_value, _smallest(row.frequency_p_value for row in rows)]
     if test is not None:
@@ -82,6 +83,7 @@ def claims(report: CalibrationReport, measured: Measured) -> Claims:
         kinds.append(_smallest(row.p_value for row in seen))
     n_kinds = len(kinds)
     ranked = enumerate(sorted(kinds), 1)
+    # Simes' rule: the k-th smallest of n p-values is at most k / n of the level, for any k.
     if not any(p_value <= level * rank / n_kinds for rank, p_value in ranked):
         level = 0.0
     wrong = [row for row in seen if row.p_value < level / len(seen)]
@@ -125,6 +127,7 @@ def verdict(report: CalibrationReport) -> str:
             found = [f"{before} before and after"]
     if report.nll_change is not None:
         found.append(_changed(report.nll_change, report.multi_label))
+    # A report may be right on the whole and wrong on a slice, which the verdict must not hide.
     differing = [each.differing for each in report.slices if each.differing]
     found += [f"{each} from the others" for each in differing]
     sentence = "; ".join(found)
@@ -152,6 +155,7 @@ def _verdict_on(report: CalibrationReport, measured: Measured) -> str:
         )
     rows: Sequence[Any] = found.runs
     where = "some confidences"
+    # Bins are what the errors of a report are computed from, so they are named before classes.
     if not rows:
         rows = found.classes
         where = "some classes"
@@ -231,6 +235,7 @@ def _with_ends(found: Interval, factor: float, digits: int) -> str:
     """A multiple of an interval, with as many digits as show on which side of 0 it is."""
     value, *ends = [factor * each for each in found if each is not None]
     numbers = [value, *sorted(ends)]
+    # Rounded to 0, an end would contradict a verdict beyond chance.
     if min(numbers) * max(numbers) > 0:
         digits = _digits(min(map(abs, numbers)), 0.0, digits)
     # Adding 0 turns -0.0 into 0.0.
@@ -319,6 +324,7 @@ def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
         if row.p_value >= alpha / len(rows):
             continue
         last = found[-1] if found else None
+        # Edges that are equal in exact arithmetic may differ in the last bit.
         if last and np.isclose(last.upper, row.lower) and last.gap * row.gap > 0:
             row = _joined(found.pop(), row)
         found.append(row)
@@ -350,6 +356,7 @@ def warn(report: CalibrationReport) -> Iterator[str]:
     names: dict[str, list[str]] = {}
     for row in rows:
         names.setdefault(_flaw(row, report.multi_label), []).append(_named(row))
+    # Most rows have no flaw.
     names.pop("", None)
     for flaw, flawed in names.items():
         have = "has" if len(flawed) == 1 else "have"
@@ -371,6 +378,7 @@ def warn(report: CalibrationReport) -> Iterator[str]:
 def _warn_of_few(report: CalibrationReport) -> Iterator[str]:
     """A caveat if there are too few examples for binned errors."""
     noisy = "binned errors are noisy and biased upwards"
+    # Few rows with large weights are as noisy as few rows.
     effective = report.before.effective
     if effective is not None:
         if effective < _FEW_EXAMPLES:

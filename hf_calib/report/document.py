@@ -62,6 +62,7 @@ class _OfTexts:
     """A block whose texts may quote the data: each stays one line, without control characters."""
 
     def __post_init__(self) -> None:
+        # The fields of a frozen dataclass are set by object, as dataclasses do it themselves.
         for each in fields(self):  # type: ignore[arg-type]
             object.__setattr__(self, each.name, _shown(getattr(self, each.name)))
 
@@ -136,6 +137,7 @@ class Table(_OfTexts, Block):
         rows = []
         for row in self.rows:
             name, *cells = map(safe, row)
+            # Links belong to names as they are, not to their escaped form.
             link = self.links.get(row[0])
             rows.append([f"[{name}]({link})" if link else name, *cells])
         return "\n".join(markdown_table(header, rows))
@@ -147,6 +149,7 @@ class Table(_OfTexts, Block):
         from rich.text import Text
 
         header = [_wrapped(name) for name in self.header]
+        # One line for each value is easier to read, if the screen is wide enough.
         for mark in (" [", "\n["):
             rows = [
                 [name, *(cell.replace(" [", mark) for cell in cells)]
@@ -166,6 +169,7 @@ class Table(_OfTexts, Block):
             )
             for i in group:
                 table.add_column(
+                    # A text, in contrast to a string, is never read as markup.
                     Text(header[i]),
                     justify="right" if i else "left",
                     min_width=widths[i],
@@ -204,6 +208,7 @@ class Figures(Block):
         """The name of each figure's file: the figure's, without what a path has a use for."""
         found: dict[str, str] = {}
         for name in self.images:
+            # Two columns of the data may differ only in letters that a file's name cannot have.
             stem = re.sub(r"[^\w-]+", "-", name)[:_LONGEST_STEM]
             while stem in found.values():
                 stem += "-"
@@ -228,6 +233,7 @@ class Section(_OfTexts, Block):
     def markdown(self, level: int) -> str:
         parts = [f"{'#' * level} {safe(self.title)}"]
         parts += [block.markdown(level + 1) for block in self.blocks]
+        # An empty block would leave two blank lines.
         return "\n\n".join(filter(None, parts))
 
     def parts(self) -> Iterator[Block]:
@@ -257,6 +263,7 @@ class Document(Section):
 
     def show(self, console: Console) -> None:
         """Print the parts for a screen: the finding, then tables with a title, then sentences."""
+        # Texts may quote data, in which rich would find markup and emoji.
         plain: Any = {"markup": False, "emoji": False, "highlight": False}
         parts = list(self.parts())
         for block in parts:
@@ -303,6 +310,7 @@ def p_cell(p_value: float) -> str:
     """
     if p_value < 0.001:
         return "< 0.001"
+    # A rounded 0.05 would not tell on which side of the usual level it is.
     shown = [f"{p_value:.{digits}g}" for digits in range(2, 9)]
     return next((each for each in shown if each != "0.05"), "0.05")
 
@@ -398,6 +406,7 @@ def plain(value: Any) -> Any:
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
+    # JSON knows neither numpy's numbers nor NaN and infinity.
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -128,6 +128,7 @@ def calibration_report(
     way_out = "pass the calibrated probabilities of the same examples and classes"
     states: list[NDArray[Any]] = []
     for argument, each in given.items():
+        # The shape comes first: other rows or classes would be refused for another reason.
         array = checks.as_array(argument, each)
         checks.check_shape(argument, array, np.shape(probs), way_out)
         checked, targets = checks.check_probs_and_labels(each, labels)
@@ -167,6 +168,7 @@ def _measure_arrays(
     """Measure checked probabilities that are held whole."""
     labels = head.labels
     n_bins = head.settings.n_bins
+    # The decomposition sorts the classes of each row, which takes long if they are many.
     parts = None
     if are_few(*probs.shape):
         parts = brier_decomposition(probs, labels, n_bins=n_bins, sample_weight=weights)
@@ -259,6 +261,7 @@ def report_on_predictions(
         "leave by out, or select the rows of each value",
     )
     settings = Settings(n_bins)
+    # Soft labels and entities need the probabilities of all rows as one array.
     are_whole = soft_labels is not None or predictions.sentences is not None
     if isinstance(predictions, TopLabels):
         report = _report_on_top_labels(predictions, name, settings, scaler)
@@ -281,6 +284,7 @@ def report_on_predictions(
         names = check_class_names(given, predictions.n_classes)
         head = _Head(name, names, settings, predictions.labels)
         report = _report_on_many(head, predictions, scaler)
+    # What is used is what comes last, so slices are measured after calibration.
     rows = report.final.rows
     sections = []
     for column, values in predictions.by.items():
@@ -316,6 +320,7 @@ def _blocks(predictions: Predictions, scaler: Any) -> Iterator[Block]:
             probs = rows.probabilities()
         else:
             probs = scaler.predict_proba(rows.as_logits())
+            # A scaler of other classes, or one that overflows, would be measured without a word.
             checks.check_rows(probs, rows.labels, rows.weights, plain.n_classes)
         yield probs, rows.labels, rows.weights
 

@@ -79,6 +79,7 @@ class Settings(NamedTuple):
     @property
     def drawing(self) -> dict[str, Any]:
         """The options of functions that resample."""
+        # Functions of bins know their number from the sums.
         options = self._asdict()
         del options["n_bins"]
         return options
@@ -88,6 +89,7 @@ class Settings(NamedTuple):
         found = self.t_interval(*group.mean_and_error(name), group.effective)
         if found.low is None:
             return found
+        # A t interval is symmetric and knows no bounds.
         most = _MOST.get(name, math.inf)
         return found._replace(low=max(found.low, 0.0), high=min(found.high, most))
 
@@ -429,12 +431,14 @@ def mean_change(
     if len(values) == 1:
         return None
     before, after = values
+    # Paired, because the rows are the same: what makes both large does not count as an error.
     change = after - before
     mean = float(np.average(change, weights=weights))
     variance = float(np.average((change - mean) ** 2, weights=weights))
     effective = float(len(change))
     if weights is not None:
         effective = float(weights.sum() ** 2 / (weights @ weights))
+    # The mean of squares is divided by n - 1, as for an unbiased variance.
     error = math.sqrt(variance / max(effective - 1, _FEWEST_DEGREES))
     return settings.t_interval(mean, error, effective)
 
@@ -459,6 +463,7 @@ def _overall(group: Group, coins: FloatArray, z: float) -> Overall:
         effective=effective,
         z=z,
     )
+    # Coins are scaled as rows are, so that weights count as effective rows.
     p = p_value(coins, accuracy * effective)
     if variance > 0:
         error_at_0 = math.sqrt(variance / effective)
@@ -474,6 +479,7 @@ def _consistency(rows: Rows, settings: Settings) -> ConsistencyTest:
     if rows.are_resampled:
         n_bins = settings.n_bins
         return consistency_of_top(rows.top, n_bins=n_bins, n_resamples=n, seed=seed)
+    # Drawing every row would take minutes, and rows with weights are no draws.
     group = rows.together
     return consistency_of_bins(
         group.uniform, n_effective=group.effective, n_resamples=n, seed=seed
@@ -514,9 +520,11 @@ def measure_all(
 def _draws(rows: Rows, settings: Settings) -> dict[str, FloatArray]:
     """The values of metrics in resamples, by key."""
     means = {"nll": rows.scores.nll, "brier": rows.scores.brier}
+    # All means are of the same resamples, which take longer to draw than to read.
     draws = resampled_means(means, settings)
     if draws:
         draws["root_brier"] = np.sqrt(draws["brier"])
+    # Each resample is sorted for the area, so it has fewer, and none if they are too few.
     n_rows = len(rows)
     n_calls = min(_MOST_CALLS, int(_BUDGET // n_rows))
     if n_rows == 1 or n_calls < _FEWEST_CALLS:
@@ -582,6 +590,7 @@ def bin_rows(
             lower=edges[m],
             upper=edges[m + 1],
             count=int(n_rows[m]),
+            # A sum of many confidences of 1 may be above their number by rounding.
             confidence=min(confidence / mass, 1.0),
             accuracy=right / mass,
             gap=gap,
@@ -599,6 +608,7 @@ def class_rows(rows: Rows, names: tuple[str, ...]) -> tuple[ClassRow, ...]:
     bins = rows.classes.bins
     total = rows.together.total
     scale = rows.together.scale
+    # Weights of a class are shown as rows, of which the report has as many as there are.
     to_rows = len(rows) / total
     coins = scale * rows.classes.coins
     of_predicted = scale * rows.classes.predicted
@@ -608,6 +618,7 @@ def class_rows(rows: Rows, names: tuple[str, ...]) -> tuple[ClassRow, ...]:
     gaps = class_gaps(bins).tolist()
     found = []
     for c, name in enumerate(names):
+        # A class that is never predicted has neither, and 0 would look like an error.
         precision = None
         confidence = None
         if mass[c] > 0:

@@ -88,6 +88,7 @@ def measure_labels(
 ) -> Measured:
     """Compute every metric of one set of probabilities."""
     probs, true, known = decisions
+    # The same resamples for all metrics and for the gap, so that they vary together.
     rng = np.random.default_rng(settings.seed)
     blocks = draw_counts(len(probs), settings.n_resamples, rng)
     counts = np.concatenate([*blocks])
@@ -104,6 +105,7 @@ def measure_labels(
     mean = float(stated.sum()) / n_decisions
     resampled = (counts @ gaps) / np.maximum(counts @ sizes, 1)
     error = float(np.std(resampled))
+    # Without any spread, as of one row, nothing is known of other rows.
     p = float(2 * ndtr(-abs(gap) / error)) if error > 0 else 1.0
     reach = settings.z * error
     ends = (gap - reach, gap + reach)
@@ -137,6 +139,7 @@ def _metrics(
 
     def interval(key: str, values: FloatArray, draws: FloatArray) -> Interval:
         value = float(values[0])
+        # A rare label may be absent from a resample, which then has no AUROC.
         defined = draws[~np.isnan(draws)]
         if key in _BIASED or np.isnan(value) or len(defined) == 0:
             return Interval(value)
@@ -166,6 +169,7 @@ def _labels(
     n_known = decisions.known.sum(axis=0).tolist()
     n_true = (decisions.known & decisions.true).sum(axis=0).tolist()
     totals = stated.sum(axis=0).tolist()
+    # A coin of probability 0 changes no sum but the number of unlikely ones, which is not kept.
     coins = coins_of_columns(stated.T)
     labels = []
     for c, name in enumerate(names):
@@ -193,6 +197,7 @@ def record(label: LabelMeasurements) -> dict[str, Any]:
 def label_table(report: CalibrationReport) -> Cells:
     """A table of all labels with their metrics, and their errors before a calibration."""
     titles = {"prevalence": "prevalence", **LABEL_MEASURES, "mce": "maximum"}
+    # A table as wide as this one has no room for it.
     del titles["nll"]
     earlier = {}
     if report.after is not None:

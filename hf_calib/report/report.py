@@ -235,6 +235,7 @@ class CalibrationReport:
     def summary(self) -> str:
         """One line on the examples, the bins and the intervals."""
         settings = self.settings
+        # A report made in Python has no such facts.
         known = [self.about.get(key) for key in ("name", "split", "part")]
         words = ", ".join(str(each) for each in known if each)
         of = f"{words}: " if words else ""
@@ -382,6 +383,7 @@ class CalibrationReport:
         level = self.settings.level
         of_slices = f"Confidence minus accuracy of each slice, with {level} intervals."
         captions = multi_label.CAPTIONS if self.multi_label else _CAPTIONS
+        # Each column has a figure of its own name.
         own = {each.figure_name: of_slices for each in self.slices}
         return Figures(images, {**captions, **own})
 
@@ -466,5 +468,6 @@ def _risk_curve(rows: Rows) -> tuple[FloatArray, FloatArray]:
     errors = np.cumsum(counts - right)
     # A row without weight before all others has no rate.
     used = np.flatnonzero(kept > 0)
+    # More points than a figure shows would only make its file large.
     shown = used[some_points(len(used))]
     return kept[shown] / kept[-1], errors[shown] / kept[shown]

@@ -77,6 +77,7 @@ class Group(GroupSums):
 
     def scaled(self, sums: BinSums) -> BinSums:
         """Sums in bins of the group, as if of its effective rows."""
+        # Weights are no rows: times 100, they would make every interval a tenth as wide.
         return BinSums(*(part * self.scale for part in sums))
 
     def mean_and_error(self, name: str) -> tuple[float, float]:
@@ -88,11 +89,12 @@ class Group(GroupSums):
 class ClassSums(NamedTuple):
     """Sums over the probabilities of all classes, in each of the C classes."""
 
-    bins: BinSums  # (C, M), in bins of the class's probability
-    coins: FloatArray  # (5, C), a coin for each probability
-    predicted: (
-        FloatArray  # (5, C), a coin for each confidence of a prediction of the class
-    )
+    # (C, M), in bins of the class's probability.
+    bins: BinSums
+    # (5, C), a coin for each probability.
+    coins: FloatArray
+    # (5, C), a coin for each confidence of a prediction of the class.
+    predicted: FloatArray
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ class Rows:
     ) -> Rows:
         """Score blocks of checked rows; shape is the numbers of all rows and of classes."""
         n_rows, n_classes = shape
+        # Sums over classes are added up block by block, as the probabilities are not all held.
+        # The four numbers of each row are held, because resamples and sorting need them.
         columns = np.empty((4, n_rows))
         mass: list[FloatArray] = []
         groups = GroupSums.empty(n_classes, n_bins)
@@ -177,6 +181,7 @@ class Rows:
         """The sums of all rows as one group."""
         return Group.of(self.groups)
 
+    # Cached, so that the words of a report agree with the intervals that it has.
     @cached_property
     def are_resampled(self) -> bool:
         """Whether intervals of means are from resamples; otherwise they are normal ones."""
@@ -201,6 +206,7 @@ class Rows:
 
         Of many rows, those within a cell count as rows of one confidence.
         """
+        # A table of different confidences may be as long as the rows; cells are of a fixed number.
         find_slots: Callable[[FloatArray], IntArray] = cells_of
         n_slots = N_CELLS
         if len(self) <= MOST_SORTED:
@@ -208,6 +214,7 @@ class Rows:
             find_slots = different.searchsorted
             n_slots = len(different)
         sums = np.zeros((3, n_slots))
+        # The terms of all rows at once would take several times their memory.
         for part in row_chunks(len(self)):
             rows = self.scores.part(part)
             in_bin, _ = rows.terms()

@@ -171,6 +171,7 @@ class EntitySection(ReportSection):
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
         """The reliability of each confidence; none where a state predicts no entity."""
+        # A diagram without confidences has nothing to draw.
         if 0 in self.n_predicted:
             return {}
         names = ["predicted entities"]
@@ -197,6 +198,7 @@ def with_entities(report: CalibrationReport, sentences: ArrayLike) -> Calibratio
     )
     report = replace(report, notes=(*report.notes, caveat))
     names = report.class_names
+    # Weights of tokens are none of entities, so weighted rows keep no probabilities.
     if report.before.probs is None or not are_bio(names):
         return report
     found = []
@@ -506,6 +508,7 @@ def _measure_slice(
     n, stated, right = (float(part.sum()) for part in bins)
     confidence = stated / n
     accuracy = right / n
+    # The sum of p (1 - p), the variance that the confidences state, is that of p less that of p^2.
     squares = float(group.bins[3].sum()) * group.effective / group.total
     _, error = group.mean_and_error("gap")
     gap, _ = gap_interval(
@@ -545,6 +548,7 @@ def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
     for place in used:
         own = Group.of(groups, place)
         others = BinSums(*np.subtract(everything.uniform, own.uniform))
+        # The others may be of hardly any weight.
         n_others = max(n_all - own.effective, 1.0)
         p = _p_of_difference(own.uniform, own.effective, others, n_others)
         reverse = _p_of_difference(others, n_others, own.uniform, own.effective)
@@ -565,12 +569,14 @@ def _p_of_difference(
     accuracy = float(others.correct.sum()) / mass
     scale = n_own / float(own.counts.sum())
     filled = own.counts > 0
+    # Rows of a bin count as rows of its mean confidence.
     means = own.confidence[filled] / own.counts[filled]
     counts = own.counts[filled] * scale
     chances = np.clip(means - gap, _LEAST_CHANCE, 1 - _LEAST_CHANCE)
     expected = float(counts @ chances)
     variance = float(counts @ (chances * (1 - chances)))
     n_right = float(own.correct.sum()) * scale
+    # The others' gap is known up to an error, which moves all expected numbers together.
     of_others = n_own**2 * accuracy * (1 - accuracy) / n_others
     z = max(abs(n_right - expected) - 0.5, 0.0) / math.sqrt(variance + of_others)
     coins = coins_of_sums(n_own, expected, expected - variance)
