@@ -39,8 +39,15 @@ class Claims(NamedTuple):
     classes: list[Any]  # each `ClassRow` whose confidence differs from its precision
     # Classes or labels whose frequency differs from their mean probability.
     frequencies: list[Any]
+    # Whether a test alone, or the interval of the gap, finds a difference.
+    is_weak: bool
     n_tests: int  # the number of tests in the report
     level: float  # the level of a single test
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether there is a verdict on average."""
+        return self.verdict != "neither"
 
     def judged(self, p_value: float, claimed: bool) -> str:
         """A p-value with its meaning in words."""
@@ -86,6 +93,7 @@ def claims(report: CalibrationReport, measured: Measured) -> Claims:
     # Simes' rule: the k-th smallest of n p-values is at most k / n of the level, for any k.
     if not any(p_value <= level * rank / n_kinds for rank, p_value in ranked):
         level = 0.0
+    p_values = [overall.p_value] if test is None else [overall.p_value, test.p_value]
     wrong = [row for row in seen if row.p_value < level / len(seen)]
     differ = [row for row in rows if row.frequency_p_value < level / len(rows)]
     return Claims(
@@ -96,6 +104,7 @@ def claims(report: CalibrationReport, measured: Measured) -> Claims:
         frequencies=sorted(
             differ, key=lambda row: -abs(row.frequency - row.mean_probability)
         ),
+        is_weak=min(p_values) < level_of_one or overall.low * overall.high > 0,
         n_tests=n_states * n_kinds,
         level=level_of_one,
     )
@@ -137,34 +146,44 @@ def verdict(report: CalibrationReport) -> str:
 def _verdict_on(report: CalibrationReport, measured: Measured) -> str:
     """The verdict on one set of probabilities."""
     found = claims(report, measured)
-    overall = measured.overall
-    test = measured.consistency
-    p_values = [overall.p_value] if test is None else [overall.p_value, test.p_value]
-    is_weak = min(p_values) < found.level or overall.low * overall.high > 0
-    is_claimed = found.verdict != "neither"
-    by = f"by {_points(overall, -1 if overall.gap < 0 else 1)}"
-    frequencies = _worst(found.frequencies, _frequency)
-    if test is None:
+    gap = measured.overall.gap
+    by = f"by {_points(measured.overall, -1 if gap < 0 else 1)}"
+    if measured.labels:
         which = _heights_of(found.frequencies, len(measured.labels))
-        side = _height(overall.gap)
-        return _first_that_holds(
-            (which, f"mean probabilities {which}, {frequencies}"),
-            (is_claimed, f"mean probability too {side} {by}"),
-            (is_weak, "mean probabilities not clearly different from the frequencies"),
-            (True, "mean probabilities within chance of the frequencies"),
-        )
+        return _verdict_on_labels(found, which, f"{_height(gap)} {by}")
+    return _verdict_on_classes(found, by)
+
+
+def _verdict_on_labels(found: Claims, which: str, how: str) -> str:
+    """The verdict on labels, of which so many are off, and whose mean is too high or too low."""
+    worst = _worst(found.frequencies, _frequency)
+    return _first_that_holds(
+        (which, f"mean probabilities {which}, {worst}"),
+        (found.is_claimed, f"mean probability too {how}"),
+        (
+            found.is_weak,
+            "mean probabilities not clearly different from the frequencies",
+        ),
+        (True, "mean probabilities within chance of the frequencies"),
+    )
+
+
+def _verdict_on_classes(found: Claims, by: str) -> str:
+    """The verdict on one label per row: the average, or else bins, classes or frequencies."""
     rows: Sequence[Any] = found.runs
     where = "some confidences"
+    worst = ""
     # Bins are what the errors of a report are computed from, so they are named before classes.
     if not rows:
         rows = found.classes
         where = "some classes"
-    worst = "" if found.runs else f", {_worst(rows, _precision)}"
+        worst = f", {_worst(rows, _precision)}"
     sides = sorted({_side(row.gap) for row in rows})
     are_mixed = not {found.verdict}.issuperset(sides)
+    frequencies = _worst(found.frequencies, _frequency)
     return _first_that_holds(
-        (is_claimed and are_mixed, f"{found.verdict} {by} on average"),
-        (is_claimed, f"{found.verdict} {by}"),
+        (found.is_claimed and are_mixed, f"{found.verdict} {by} on average"),
+        (found.is_claimed, f"{found.verdict} {by}"),
         (
             len(sides) == 2,
             f"over-confident for {where} and under-confident for others{worst}",
@@ -175,7 +194,7 @@ def _verdict_on(report: CalibrationReport, measured: Measured) -> str:
             "miscalibrated beyond chance, though neither over- nor under-confident on average",
         ),
         (frequencies, f"wrong about how often some classes occur, {frequencies}"),
-        (is_weak, "not clearly miscalibrated"),
+        (found.is_weak, "not clearly miscalibrated"),
         (True, "calibrated within chance"),
     )
 
@@ -280,15 +299,14 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
     found = claims(report, measured)
     overall = measured.overall
     test = measured.consistency
-    is_claimed = found.verdict != "neither"
     mean, came = _apart(overall.confidence, overall.accuracy, 4)
     means = f"Mean confidence is {mean}, accuracy {came}"
     if test is None:
         means = f"Mean probability is {mean}, frequency {came}"
-    if test is None or not is_claimed:
+    if test is None or not found.is_claimed:
         # The verdict has not stated it.
         means += f": a difference of {_points(overall)}"
-    yield f"{means} ({found.judged(overall.p_value, is_claimed)})."
+    yield f"{means} ({found.judged(overall.p_value, found.is_claimed)})."
     for run in found.runs[:3]:
         said, came = _apart(run.confidence, run.accuracy, 3)
         where = f"Confidences from {run.lower:.2f} to {run.upper:.2f}"

@@ -129,14 +129,15 @@ class CalibrationReport:
     @property
     def n_examples(self) -> int:
         """The number of examples N."""
-        if self.labels is None:
-            return int(self.before.overall.n_examples)
-        return len(self.labels)
+        # Several labels per row are as many examples for the gap, which is of all decisions.
+        if self.multi_label:
+            return len(self.labels)
+        return int(self.before.overall.n_examples)
 
     @property
     def multi_label(self) -> bool:
         """Whether a row has several labels, each with its own probability."""
-        return self.labels is not None and self.labels.ndim == 2
+        return len(self.before.labels) > 0
 
     @property
     def final(self) -> Measured:

@@ -276,7 +276,7 @@ def ood_section(
 
 _TRUE = "true_calibration_error"
 #: The metrics against the labels of several annotators, by key; noise makes binned errors larger.
-SOFT_MEASURES: dict[str, str] = {
+SOFT_MEASURES = {
     "accuracy": "Mean share of the predicted class",
     "ece": MEASURES["ece"].title,
     "adaptive_ece": MEASURES["adaptive_ece"].title,

@@ -358,17 +358,16 @@ def test_a_few_rows_do_not_make_the_others_differ(n_few: int) -> None:
         assert few.gap.high - few.gap.low > 0.3
 
 
-@pytest.mark.slow
 def test_slices_of_a_calibrated_report_are_measured_after_it() -> None:
-    logits, labels = sampled(2000, 3, 3.0)
+    logits, labels = sampled(300, 3, 3.0)
     rows = Predictions(
-        logits=logits, labels=labels, by={"half": (np.arange(2000) % 2).tolist()}
+        logits=logits, labels=labels, by={"half": (np.arange(300) % 2).tolist()}
     )
     scaler = TemperatureScaling().fit(logits, labels)
     report = report_on_predictions(rows, "mine", 15, scaler)
     (section,) = report.slices
     for each in section.slices:
-        of_half = np.arange(2000) % 2 == int(each.name)
+        of_half = np.arange(300) % 2 == int(each.name)
         nll = negative_log_likelihood(
             scaler.predict_proba(logits[of_half]), labels[of_half]
         )
