@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -12,11 +13,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from rich.console import Console
 from scipy.stats import binomtest
 
 import hf_calib.metrics as metrics
 from hf_calib.report import MEASURES, CalibrationReport, calibration_report
 from hf_calib.report.diagnosis import claims
+from hf_calib.report.document import Table
 from tests.docs.pages import DOCS
 from tests.helpers.reports import cells
 from tests.helpers.sampled import predictions
@@ -386,6 +389,22 @@ def test_before_stands_under_before_and_after_under_after() -> None:
         assert panel.get_title(loc="left").startswith(
             f"ECE {state.metrics['ece'].value:.3f}"
         )
+
+
+@pytest.mark.parametrize(("width", "n_parts"), [(200, 1), (65, 1), (45, 2), (10, 2)])
+def test_a_table_that_is_too_wide_for_a_screen(width: int, n_parts: int) -> None:
+    """Intervals move below values, then columns to further tables with the same first column."""
+    ends = "[0.1000, 0.2000]"
+    row = ["ECE", f"0.1500 {ends}", f"0.1600 {ends}"]
+    table = Table("", ["metric", "before", "after"], [row], title="Numbers")
+    screen = Console(file=io.StringIO(), width=width)
+    table.show(screen)
+    lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert sum("metric" in line for line in lines) == n_parts
+    is_on_one_line = any(f"0.1500 {ends}" in line for line in lines)
+    assert is_on_one_line == (width == 200)
+    if width > 10:
+        assert sum(line.count(ends) for line in lines) == 2
 
 
 # Edges
