@@ -135,6 +135,11 @@ def test_intervals_are_those_of_the_metrics_or_there_are_none() -> None:
     )
 
 
+def test_a_metric_that_sorts_each_resample_has_fewer() -> None:
+    found = quick(*predictions(60), n_resamples=300).before.n_resamples
+    assert (found["area_under_risk_coverage"], found["nll"]) == (200, 300)
+
+
 def test_accuracy_without_an_error_has_an_interval() -> None:
     probs = np.tile([0.98, 0.02], (100, 1))
     accuracy = quick(probs, np.zeros(100, int)).before.metrics["accuracy"]

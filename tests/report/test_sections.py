@@ -343,6 +343,16 @@ def test_a_slice_is_compared_with_the_rows_that_are_not_in_it() -> None:
     assert found == pytest.approx([2 * max(both)] * 2, rel=0.05)
 
 
+def test_a_slice_of_all_rows_has_the_numbers_of_the_report() -> None:
+    probs, labels = predictions(300)
+    before = calibration_report(probs, labels, n_resamples=1).before
+    (found,) = slices_of(np.zeros(300, int), labels, probs).slices
+    assert [*found.gap] == pytest.approx([*before.overall[:3]], rel=1e-9)
+    assert found.nll.value == pytest.approx(before.metrics["nll"].value)
+    assert found.mce == pytest.approx(before.metrics["mce"].value)
+    assert (found.share, found.p_value) == (1, None)
+
+
 @pytest.mark.parametrize("n_few", [1, 2, 3])
 def test_a_few_rows_do_not_make_the_others_differ(n_few: int) -> None:
     """All of them right, or wrong: whether the many rows differ, they cannot tell."""
@@ -356,6 +366,8 @@ def test_a_few_rows_do_not_make_the_others_differ(n_few: int) -> None:
         assert not section.differing
         (few,) = (each for each in section.slices if each.n_rows == n_few)
         assert few.gap.high - few.gap.low > 0.3
+        # The largest stand first.
+        assert section.slices[-1] == few
 
 
 def test_slices_of_a_calibrated_report_are_measured_after_it() -> None:
