@@ -9,7 +9,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
 from operator import attrgetter
@@ -129,17 +129,10 @@ class Table(_OfTexts, Block):
     header: Sequence[str]  # "\n" breaks a line
     rows: Sequence[Sequence[str]]
     title: str | None = None  # on a screen; None keeps the table off it
-    # The name of a row -> its address, or "".
-    links: Mapping[str, str] = field(default_factory=dict)
 
     def markdown(self, level: int) -> str:
         header = [safe(name.replace("\n", " ")) for name in self.header]
-        rows = []
-        for row in self.rows:
-            name, *cells = map(safe, row)
-            # Links belong to names as they are, not to their escaped form.
-            link = self.links.get(row[0])
-            rows.append([f"[{name}]({link})" if link else name, *cells])
+        rows = [[safe(cell) for cell in row] for row in self.rows]
         return "\n".join(markdown_table(header, rows))
 
     def show(self, console: Console) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import metadata
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -153,17 +152,6 @@ class Measure:
     applies_to: Callable[[Rows], bool] = _always  # whether rows have the metric
     interval: Literal["mean", "bootstrap", "inversion", "frequency", "none"] = "none"
     binning: Binning = "uniform"  # of a binned ECE
-
-    @property
-    def page(self) -> str:
-        """The metric's address in the documentation; "" if the package names no site."""
-        urls = metadata("hf_calib").get_all("Project-URL") or []
-        site = dict(each.split(", ") for each in urls).get("Documentation")
-        if site is None:
-            return ""
-        page = "errors" if "error" in self.metric else "scores"
-        place = f"reference/metrics/{page}.html#hf_calib.metrics.{self.metric}"
-        return f"{site.rstrip('/')}/{place}"
 
 
 _ECE = "expected_calibration_error"

@@ -367,7 +367,6 @@ class CalibrationReport:
             f"Metrics with their {self.settings.level} intervals",
             *self.metric_table(),
             title=self._heading,
-            links={measure.title: measure.page for measure in MEASURES.values()},
         )
         notes = Bullets(self.footnotes(), faint=True)
         blocks.append(Section("Metrics", [metrics, notes]))

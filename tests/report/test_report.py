@@ -8,7 +8,6 @@ import math
 import re
 from functools import cache
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ import hf_calib.metrics as metrics
 from hf_calib.report import MEASURES, CalibrationReport, calibration_report
 from hf_calib.report.diagnosis import claims
 from hf_calib.report.document import Table
-from tests.docs.pages import DOCS
 from tests.helpers.reports import cells
 from tests.helpers.sampled import predictions
 
@@ -273,25 +271,6 @@ def test_markdown_has_whole_tables_and_no_live_markup() -> None:
         assert set(lines[1]) <= set("| -:")
     for measure in MEASURES.values():
         assert f"| {measure.title} |" in text
-
-
-def test_metrics_link_to_their_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    site = {"Project-URL": "Documentation, https://docs.test/"}
-    monkeypatch.setattr(
-        "hf_calib.report.measured.metadata",
-        lambda _: SimpleNamespace(get_all=lambda key: [site[key]]),
-    )
-    text, page = (
-        quick(*predictions(100)).to_markdown(),
-        quick(*predictions(100)).document().to_html(),
-    )
-    for measure in MEASURES.values():
-        path, name = measure.page.removeprefix("https://docs.test/").split(
-            "#hf_calib.metrics."
-        )
-        assert name in (DOCS / path).with_suffix(".md").read_text().splitlines()
-        assert f"| [{measure.title}]({measure.page}) |" in text
-        assert f'<a href="{measure.page}">' in page
 
 
 class Tags(HTMLParser):
