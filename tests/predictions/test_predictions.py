@@ -237,6 +237,41 @@ class TestNpz:
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": [1.0] * 6}, r"weights to be a numpy array, got list; pass np"),
+        ({"sentences": [0] * 6}, "sentences to be a numpy array, got list"),
+        (
+            {"sentences": np.zeros(5, int)},
+            r"sentences to have shape \(6,\), got shape \(5,\)",
+        ),
+        (
+            {"by": {"country": ["de"] * 5}},
+            r"by\['country'\] to have a value for each of 6 rows, got 5",
+        ),
+    ],
+)
+def test_what_belongs_to_the_rows_is_an_array_of_their_length(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        Predictions(LABELS, logits=LOGITS, **change)
+
+
+def test_top_labels_are_arrays_of_one_length() -> None:
+    correct = np.array([1, 0])
+    confidence = np.array([0.9, 0.4])
+    for arguments, message in (
+        (([0.9, 0.4], correct), "confidence to be a numpy array, got list"),
+        ((confidence, [1, 0]), "correct to be a numpy array, got list"),
+        ((confidence, correct, [1.0, 1.0]), "weights to be a numpy array, got list"),
+        ((confidence, correct, None, {"a": [1]}), r"by\['a'\] to have a value for"),
+    ):
+        with pytest.raises(InputError, match=message):
+            TopLabels(*arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("labels", "message"),
     [
         (np.array([0, None, 1]), "labels to be integers, got None in row 1; drop rows"),
