@@ -132,6 +132,7 @@ def read_predictions(
     is_one = isinstance(sources, str | os.PathLike)
     listed = [sources] if is_one else sources
     given = [os.fspath(each) for each in _listed("sources", listed, str | os.PathLike)]
+    check(bool(given), "sources to name predictions", "none", "name a file or a folder")
     for role, column in (("label", label_column), ("weight", weight_column)):
         requirement = f"{role}_column to be the name of a column, or None"
         is_name = isinstance(column, str | None)
@@ -238,6 +239,10 @@ def _open(
     found: Predictions | TopLabels | None = None
     with naming(file, files):
         if suffix == ".npz":
+            is_here = "file" in filesystem.protocol
+            way_out = "copy it here, or write a table, which is read from any address"
+            requirement = "an .npz file to lie on this machine"
+            check(is_here, requirement, "another filesystem's", way_out)
             is_labelled = wanted.label_column is not None
             found = load_arrays(file.path, "predictions", labelled=is_labelled)
         if suffix == ".jsonl":
@@ -275,6 +280,8 @@ def _concatenated(
 ) -> Predictions | TopLabels:
     """The rows of several files of arrays, in their order."""
     first = held[0]
+    # A file may leave out the names that another one has.
+    named = next((each for each in held if each.class_names is not None), first)
     arrays = [name for name in first.ARRAYS if getattr(first, name) is not None]
     for other, file in zip(held, files, strict=True):
         with naming(file, files):
@@ -282,13 +289,16 @@ def _concatenated(
             got = ", ".join(found)
             requirement = f"the arrays to be {', '.join(arrays)}, as in the first file"
             check(found == arrays, requirement, got, "use files of one kind")
-            check_same_classes("the file", first, other)
+            requirement = f"the labels to be {first.kind.name}, as in the first file"
+            way_out = "use files of one kind"
+            check(other.kind is first.kind, requirement, other.kind.name, way_out)
+            check_same_classes("the file", named, other)
     if len(held) == 1:
-        return held[0]
+        return first
     joined = {
         name: np.concatenate([getattr(each, name) for each in held]) for name in arrays
     }
-    return replace(first, **joined, validate=False)
+    return replace(named, **joined, validate=False)
 
 
 # ---- Tables ----
