@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import check, did_you_mean, few
 from hf_calib._text import as_number
-from hf_calib.metrics.checks import RowError
+from hf_calib.metrics.checks import RowError, row_sum_tolerance
 from hf_calib.predictions.files import NUMBERS_WAY, Opened, check_numbers
 from hf_calib.predictions.labels import are_numbers, check_unambiguous
 from hf_calib.predictions.predictions import check_class_names
@@ -23,6 +24,7 @@ CONFIDENCE = "confidence"
 CORRECT = "correct"
 PREDICTED = ("prediction", "predicted", "pred_label", "pred")
 SCORE = "score"
+_FIRST_ROWS = 200  # They say which columns of numbers are probabilities.
 # Columns of labels, which are never probabilities of a class, whichever of them is read.
 _NEGATIVES = {"false", "no", "neg", "negative"}
 _NAMES_OF_LABELS = {
@@ -190,7 +192,8 @@ def _of_lists(
     requirement = "the table to hold logits or probabilities"
     check(len(lists) == 1, requirement, got, "keep one of them")
     name = lists[0]
-    n_classes = len(opened.first_list(name))
+    first = opened.first_rows([name], 1)
+    n_classes = len(first[0][name] or ()) if first else 0
     requirement = f"column {name!r} to hold a list of at least 2 classes in each row"
     way_out = "write a score for each class"
     check(n_classes >= 2, requirement, f"{n_classes} in the first row", way_out)
@@ -279,6 +282,12 @@ def _of_a_score(
     """The probability of the second of two classes."""
     if SCORE not in others:
         return None
+    more = [name for name in others if name != SCORE]
+    classes = _distribution_among(opened, more, label)
+    got = f"{few(classes)}, whose rows sum to 1"
+    requirement = f"the table to hold one {SCORE!r}, or probabilities of all classes"
+    way_out = "keep one of them, or name the classes prob_<class>"
+    check(not classes, requirement, f"{SCORE!r} next to {got}", way_out)
     return Columns(SCORE, (SCORE,), _two_names(wanted, ("0", "1")))
 
 
@@ -310,6 +319,46 @@ def _without_prefix(
         way_out = "name the class columns prob_<class>; other columns are then ignored"
         check(not is_label, "the table to hold one column of labels", got, way_out)
     return Columns("probs", tuple(used), tuple(used))
+
+
+def _distribution_among(
+    opened: Opened, names: Sequence[str], label: str | None
+) -> list[str]:
+    """Those of these columns that are probabilities of classes: in the first rows they sum to 1.
+
+    They are the columns that the labels name, or else all that hold fractions.
+    """
+    stored = Counter(opened.schema.names)
+    kinds = opened.kinds
+    numbers = [name for name in names if are_numbers(kinds[name]) and stored[name] == 1]
+    read = [*numbers, label] if label in stored else numbers
+    first = opened.first_rows(read, _FIRST_ROWS) if len(numbers) > 1 else []
+    values = {name: np.array([_number(row[name]) for row in first]) for name in numbers}
+    labels = {str(row[label]) for row in first if label in row}
+    named = [name for name in numbers if name in labels]
+    are_named = len(named) == len(labels)
+    fractions = [name for name in numbers if _are_fractions(values[name])]
+    for chosen in (named if are_named else [], fractions):
+        if len(chosen) < 2:
+            continue
+        sums = np.sum([values[name] for name in chosen], axis=0)
+        if (np.abs(sums - 1) <= row_sum_tolerance(len(chosen))).all():
+            return chosen
+    return []
+
+
+def _are_fractions(numbers: NDArray[Any]) -> bool:
+    """Whether numbers lie in [0, 1] and are not only 0 and 1, as those of flags and weights."""
+    is_inside = bool(((numbers >= 0) & (numbers <= 1)).all())
+    return is_inside and bool((numbers % 1 > 0).any())
+
+
+def _number(value: Any) -> float:
+    """A value as a number, NaN for others."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def _lists_in(opened: Opened) -> list[str]:

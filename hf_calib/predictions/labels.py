@@ -92,6 +92,15 @@ def label_ids(
     return np.asarray(found).astype(np.int64)
 
 
+def are_ids(column: Any, name: str, names: Sequence[str]) -> bool:
+    """Whether the labels in a pyarrow array are ids, which do not follow their names to other
+    places.
+    """
+    moved = [*names[1:], names[0]]
+    same = label_ids(column, name, names) == label_ids(column, name, moved)
+    return bool(same.any())
+
+
 def are_flags(column: Any, name: str, class_names: Sequence[str]) -> bool:
     """Whether labels are false or true, which stand for the first and the second of these two class
     names.

@@ -47,6 +47,7 @@ from hf_calib.predictions.labels import (
     FLAGS,
     are_equal,
     are_flags,
+    are_ids,
     is_same,
     label_ids,
 )
@@ -431,12 +432,26 @@ class _Rows:
         if columns.label is not None:
             column = self.column(columns.label)
             names = columns.class_names
+            self._check_one_order(column)
             if columns.kind == SCORE and are_flags(column, columns.label, names):
                 names = FLAGS
             labels = label_ids(column, columns.label, names)
         kind = "logits" if columns.kind == "logits" else "probs"
         found: dict[str, Any] = {kind: scores, "class_names": columns.class_names}
         return Predictions(labels, **found, weights=weights, by=by)
+
+    def _check_one_order(self, labels: Any) -> None:
+        """Raise if files have their class columns in several orders, and the labels are ids."""
+        columns = self.columns
+        for table in self.tables:
+            own = [name for name in table.names if name in columns.scores]
+            if tuple(own) == columns.scores:
+                continue
+            are_names = not are_ids(labels, str(columns.label), columns.class_names)
+            requirement = "the class columns to be in one order, as the labels are ids"
+            got = f"{few(own)} in {table.file.name} for {few(columns.scores)}"
+            way_out = "write names as labels, or the columns of all files in one order"
+            check(are_names, requirement, got, way_out)
 
     def _correct(self) -> NDArray[np.int64]:
         """Whether the predicted classes (N,) are correct."""

@@ -349,6 +349,39 @@ class TestScores:
         with pytest.raises(InputError, match="to be no number but 1"):
             read_predictions(path, class_names=["ham", "spam"])
 
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    @pytest.mark.parametrize("labels", [[0, 1, 1], ["neg", "pos", "pos"]])
+    def test_classes_next_to_a_score_are_not_ignored(
+        self, labels: Any, form: str, tmp_path: Path
+    ) -> None:
+        """The score may be that of the predicted class."""
+        columns = {"id": [3, 4, 5], "neg": [0.9, 0.2, 0.4], "pos": [0.1, 0.8, 0.6]}
+        table = pandas.DataFrame({**columns, "flag": 1.0, "score": [0.9, 0.8, 0.6]})
+        path = write_table(table.assign(label=labels), tmp_path / f"s.{form}")
+        message = r"'score' next to neg, pos, whose rows sum to 1; keep one of them"
+        with pytest.raises(InputError, match=message):
+            read_predictions(path)
+        named = {"neg": "prob_neg", "pos": "prob_pos"}
+        write_table(table.assign(label=labels).rename(columns=named), path)
+        assert load_predictions(path).class_names == ("neg", "pos")
+
+    def test_certain_classes_that_labels_name_are_not_ignored(
+        self, tmp_path: Path
+    ) -> None:
+        text = "neg,pos,score,label\n1,0,1,neg\n0,1,1,pos\n"
+        (tmp_path / "s.csv").write_text(text)
+        with pytest.raises(InputError, match="next to neg, pos, whose rows sum"):
+            read_predictions(tmp_path / "s.csv")
+
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    def test_other_numbers_next_to_a_score(self, form: str, tmp_path: Path) -> None:
+        table = pandas.DataFrame(
+            {"age": [30, 41], "is_a": [1, 0], "is_b": [0, 1], "time": [0.4, 0.6]}
+        )
+        table = table.assign(cost=[0.6, 0.1], score=[0.2, 0.9], label=[0, 1])
+        found = load_predictions(write_table(table, tmp_path / f"s.{form}"))
+        np.testing.assert_allclose(found.probabilities()[:, 1], [0.2, 0.9])
+
     def test_scores_outside_of_0_and_1(self, tmp_path: Path) -> None:
         (tmp_path / "s.csv").write_text("score,label\n0.5,1\n1.5,1\n")
         with pytest.raises(
