@@ -331,7 +331,7 @@ def _distribution_among(
     stored = Counter(opened.schema.names)
     kinds = opened.kinds
     numbers = [name for name in names if are_numbers(kinds[name]) and stored[name] == 1]
-    read = [*numbers, label] if label in stored else numbers
+    read = numbers if label is None or label not in stored else [*numbers, label]
     first = opened.first_rows(read, _FIRST_ROWS) if len(numbers) > 1 else []
     values = {name: np.array([_number(row[name]) for row in first]) for name in numbers}
     labels = {str(row[label]) for row in first if label in row}
