@@ -176,7 +176,7 @@ def _label_column(opened: Opened, wanted: Wanted) -> str | None:
         return label
     if "labels" in names and _lists_in(opened):
         return "labels"  # The name of numpy arrays.
-    is_top = CONFIDENCE in names and CORRECT in names
+    is_top = CORRECT in names and (CONFIDENCE in names or SCORE in names)
     has_classes = any(name.startswith(tuple(PREFIXES.values())) for name in names)
     return None if is_top and not has_classes else label
 
@@ -266,14 +266,17 @@ def _of_top_labels(
 ) -> Columns | None:
     """The confidence of the predicted class, and whether it is correct, or which it is."""
     outcomes = [name for name in (CORRECT, *PREDICTED) if name in others]
-    if CONFIDENCE not in others or not outcomes:
+    scores = [name for name in (CONFIDENCE, SCORE) if name in others]
+    if not scores or not outcomes:
         return None
+    if scores[0] == SCORE:
+        _check_is_the_only_score(opened, others, label)
     outcome = outcomes[0]
     requirement = "top labels to be given with a column of labels, or of 'correct'"
     got = f"{outcome!r} only"
     way_out = "write whether each prediction is correct, as 0 or 1"
     check(outcome == CORRECT or label is not None, requirement, got, way_out)
-    return Columns(CONFIDENCE, (CONFIDENCE,), outcome=outcome)
+    return Columns(CONFIDENCE, (scores[0],), outcome=outcome)
 
 
 def _of_a_score(
@@ -282,13 +285,20 @@ def _of_a_score(
     """The probability of the second of two classes."""
     if SCORE not in others:
         return None
+    _check_is_the_only_score(opened, others, label)
+    return Columns(SCORE, (SCORE,), _two_names(wanted, ("0", "1")))
+
+
+def _check_is_the_only_score(
+    opened: Opened, others: Sequence[str], label: str | None
+) -> None:
+    """Raise if probabilities of classes stand next to a score, which may be of any of them."""
     more = [name for name in others if name != SCORE]
     classes = _distribution_among(opened, more, label)
     got = f"{few(classes)}, whose rows sum to 1"
     requirement = f"the table to hold one {SCORE!r}, or probabilities of all classes"
     way_out = "keep one of them, or name the classes prob_<class>"
     check(not classes, requirement, f"{SCORE!r} next to {got}", way_out)
-    return Columns(SCORE, (SCORE,), _two_names(wanted, ("0", "1")))
 
 
 def _two_names(wanted: Wanted, default: tuple[str, str]) -> tuple[str, ...]:

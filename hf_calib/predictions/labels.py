@@ -170,6 +170,15 @@ def are_equal(
     return (predicted_ids == ids).astype(np.int64)
 
 
+def n_different(columns: Sequence[Any]) -> int:
+    """The number of different labels in pyarrow arrays of any types."""
+    found: set[Decimal | str] = set()
+    for column in columns:
+        texts = _without_booleans(column).cast("string").unique().drop_null()
+        found |= {_key(text) for text in texts.to_pylist()}
+    return len(found)
+
+
 def _keys(texts: Sequence[str], told: str) -> list[Decimal | str]:
     """What is compared of different labels; raise if two of them would be equal."""
     keys = [_key(text) for text in texts]

@@ -50,6 +50,7 @@ from hf_calib.predictions.labels import (
     are_ids,
     is_same,
     label_ids,
+    n_different,
 )
 from hf_calib.predictions.logs import OptionScores, read_log, rows_of_log
 from hf_calib.predictions.predictions import (
@@ -420,7 +421,7 @@ class _Rows:
         by = {name: _values(self.column(name), name) for name in columns.by}
         if columns.kind == CONFIDENCE:
             confidence = self.scores[0].astype(np.float64, copy=False)
-            return TopLabels(confidence, self._correct(), weights, by)
+            return TopLabels(confidence, self._correct(confidence), weights, by)
         scores = self.scores.T
         if columns.kind == "logits":
             check_not_probabilities(scores)
@@ -453,17 +454,24 @@ class _Rows:
             way_out = "write names as labels, or the columns of all files in one order"
             check(are_names, requirement, got, way_out)
 
-    def _correct(self) -> NDArray[np.int64]:
+    def _correct(self, confidence: NDArray[Any]) -> NDArray[np.int64]:
         """Whether the predicted classes (N,) are correct."""
-        outcome = str(self.columns.outcome)
+        columns = self.columns
+        outcome = str(columns.outcome)
         marked = self.column(outcome)
+        labels = None if columns.label is None else self.column(columns.label)
         if outcome == CORRECT:
             requirement = "whether the prediction is correct"
             way_out = "write 0 or 1, or true or false"
             told = (requirement, way_out)
-            return label_ids(marked, outcome, FLAGS, told)
-        label = str(self.columns.label)
-        return are_equal(marked, outcome, self.column(label), label)
+            correct = label_ids(marked, outcome, FLAGS, told)
+            classes = [labels]
+        else:
+            correct = are_equal(marked, outcome, labels, str(columns.label))
+            classes = [marked, labels]
+        if columns.scores == (SCORE,) and labels is not None:
+            _check_is_a_confidence(confidence, classes)
+        return correct
 
     def column(self, name: str) -> Any:
         """A column of all files, with nulls for those without it;
@@ -567,6 +575,19 @@ def _with_complement(score: NDArray[Any], name: str) -> NDArray[Any]:
     way_out = "write the probability of the second class"
     refuse(outside, f"column {name!r}", "hold probabilities", score, way_out)
     return np.stack([1 - score, score], axis=1)
+
+
+def _check_is_a_confidence(score: NDArray[Any], classes: Sequence[Any]) -> None:
+    """Raise for a score below 1/2 next to predictions and labels of two classes.
+
+    It may be the probability of one of them. As the confidence of the prediction it would be that
+    of the less probable class.
+    """
+    if n_different(classes) > 2:
+        return
+    requirement = "be at least 0.5, as the confidence of one of two classes"
+    way_out = "name it prob_<class> if it is that of one class, else confidence"
+    refuse(score < 0.5, f"column {SCORE!r}", requirement, score, way_out)
 
 
 def _check_look_like_probabilities(scores: NDArray[Any]) -> None:

@@ -146,6 +146,60 @@ class TestTopLabels:
         with pytest.raises(InputError, match=message):
             read_predictions(path)
 
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    def test_a_score_next_to_predictions_is_their_confidence(
+        self, form: str, tmp_path: Path
+    ) -> None:
+        table = top_labels().rename(columns={"confidence": "score"})
+        path = write_table(table, tmp_path / f"a.{form}")
+        found = read_predictions(path).predictions
+        assert isinstance(found, TopLabels)
+        np.testing.assert_allclose(found.confidence, table["score"])
+        np.testing.assert_array_equal(found.correct, table["correct"])
+        label = np.where(table["correct"], "a", np.where(table.index % 2, "b", "c"))
+        named = table.drop(columns="correct").assign(prediction="a", label=label)
+        found = read_predictions(write_table(named, path)).predictions
+        assert isinstance(found, TopLabels)
+        np.testing.assert_array_equal(found.correct, table["correct"])
+        calibrate(path, tmp_path / "out", method="isotonic")
+        written = pandas.read_parquet(tmp_path / "out" / "predictions.parquet")
+        assert {*written.columns} == {*named.columns}
+
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            {"prediction": ["n", "p", "n"], "label": ["n", "p", "p"]},
+            {"prediction": [0, 1, 0], "label": [0, 1, 1]},
+            {"prediction": [False, True, False], "label": [0, 1, 1]},
+            {"correct": [1, 1, 0], "label": ["n", "p", "p"]},
+        ],
+    )
+    def test_a_score_below_a_half_may_be_that_of_one_of_two_classes(
+        self, columns: Any, form: str, tmp_path: Path
+    ) -> None:
+        table = pandas.DataFrame({"score": [0.2, 0.8, 0.4], **columns})
+        path = write_table(table, tmp_path / f"a.{form}")
+        message = rf"'score' to be at least 0\.5, .* got 0\.2 in row 0 of a\.{form}"
+        with pytest.raises(InputError, match=message):
+            read_predictions(path)
+        for name in ("confidence", "score"):
+            named = table.rename(columns={"score": name})
+            if name == "score":
+                named["score"] = [0.5, 0.8, 0.6]
+            write_table(named, path)
+            found = read_predictions(path).predictions
+            assert isinstance(found, TopLabels)
+            np.testing.assert_allclose(found.confidence, named[name])
+
+    def test_classes_next_to_a_confidence_that_is_named_score(
+        self, tmp_path: Path
+    ) -> None:
+        text = "neg,pos,score,prediction,label\n.9,.1,.9,neg,neg\n.2,.8,.8,pos,neg\n"
+        (tmp_path / "a.csv").write_text(text)
+        with pytest.raises(InputError, match="next to neg, pos, whose rows sum"):
+            read_predictions(tmp_path / "a.csv")
+
     def test_predictions_that_are_no_integers_or_texts(self, tmp_path: Path) -> None:
         flags = np.array([True, False, True])
         for form in ("parquet", "npz"):
