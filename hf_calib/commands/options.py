@@ -39,10 +39,11 @@ _RANGES = {
 _FOR_SETS = "label_separator label_columns no_label"
 _OF_COLUMNS = "text_column text_pair_column image_column"
 _OF_MODELS = f"split test_split {_OF_COLUMNS} {_FOR_SETS} max_length batch_size trust_remote_code"
+_OF_PREDICTIONS = "option_scores positive_class"
 # Options that have an effect only with something, by what that is.
 _NEEDS = {
     "a model": _OF_MODELS,
-    "predictions": "option_scores weight_column",
+    "predictions": f"{_OF_PREDICTIONS} weight_column",
     "a log of lm-evaluation-harness": "option_scores",
     "data that is a folder or on the Hub": "split",
     "test_data that is a folder or on the Hub": "test_split",
@@ -164,7 +165,7 @@ class Evaluate(Rows):
     first = "data text_column label_column split output by ood_data soft_labels"
     more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code"
     # The rows of a model may have weights in its report.
-    needs = _NEEDS | {"predictions": "option_scores"}
+    needs = _NEEDS | {"predictions": _OF_PREDICTIONS}
     source: list[str] = option(
         f"{_CLASSIFIER}; or predictions, logits or probabilities with labels: .npz, .csv, .tsv or .parquet files, "
         "a folder of these, a glob or an address (s3://, gs://, hf://), or a .jsonl log of lm-evaluation-harness.",

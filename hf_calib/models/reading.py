@@ -131,6 +131,9 @@ class Reading:
     max_length: int | None = option(
         "Tokens per text, by default as many as the model reads."
     )
+    positive_class: str | None = option(
+        "Predictions with one score: the label that it is the probability of."
+    )
     option_scores: Literal["sum", "per_character", "per_byte"] = option(
         "For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters "
         "(acc_norm) or bytes (acc_bytes).",
@@ -150,7 +153,10 @@ class Reading:
     @property
     def of_tables(self) -> dict[str, Any]:
         """Return the options of `read_predictions`."""
-        names = ("label_column", "weight_column", "option_scores", "class_names")
+        names = (
+            *("label_column", "weight_column", "option_scores"),
+            *("class_names", "positive_class"),
+        )
         return {name: getattr(self, name) for name in names} | {"by": self.by or ()}
 
     def columns(self, rows: Dataset) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hf_calib._errors import check, did_you_mean, few
 from hf_calib._text import as_number
 from hf_calib.metrics.checks import RowError, row_sum_tolerance
 from hf_calib.predictions.files import NUMBERS_WAY, Opened, check_numbers
-from hf_calib.predictions.labels import are_numbers, check_unambiguous
+from hf_calib.predictions.labels import are_numbers, check_unambiguous, is_same
 from hf_calib.predictions.predictions import check_class_names
 
 LISTS = {"logits": "logits", "probs": "probs", "probabilities": "probs"}
@@ -53,6 +53,8 @@ class Columns:
     by: tuple[str, ...] = ()
     listed: bool = False  # One column of lists.
     outcome: str | None = None  # Of top labels: whether they are right, or which.
+    # Of a score: the label that it is the probability of, where others have no name yet.
+    positive_class: str | None = None
 
     @property
     def others(self) -> list[str]:
@@ -118,6 +120,7 @@ class Wanted:
     weight_column: str | None = None
     by: Sequence[str] = ()
     class_names: Sequence[str] | None = None
+    positive_class: str | None = None
 
 
 def columns_of(opened: Opened, wanted: Wanted) -> Columns:
@@ -142,10 +145,21 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     found = found or _without_prefix(opened, others, label)
     check_different(opened, found.scores)
     check_class_names(found.class_names)
-    if label is not None and found.kind != CONFIDENCE:
+    positive = wanted.positive_class
+    requirement = "positive_class to be given with one score of two classes"
+    got = f"{positive!r} with {few(found.scores)}"
+    is_of_a_score = positive is None or found.kind == SCORE
+    check(is_of_a_score, requirement, got, "leave it out")
+    if label is not None and found.kind != CONFIDENCE and positive is None:
         check_unambiguous(opened.kinds[label], label, found.class_names)
     by = tuple(dict.fromkeys(wanted.by))
-    return replace(found, label=label, weight=wanted.weight_column, by=by)
+    return replace(
+        found,
+        label=label,
+        weight=wanted.weight_column,
+        by=by,
+        positive_class=positive,
+    )
 
 
 def check_roles(label: str | None, weight: str | None, by: Sequence[str]) -> None:
@@ -240,6 +254,12 @@ def _of_classes(
 def _of_one_class(column: str, name: str, label: str | None, wanted: Wanted) -> Columns:
     """The probability of one class, the second of two, against all others."""
     names = _two_names(wanted, (f"not {name}", name))
+    positive = wanted.positive_class
+    if positive is not None:
+        requirement = f"positive_class to be the class of column {column!r}"
+        way_out = f"name the column {SCORE}, or the class {name}"
+        check(is_same(name, positive), requirement, repr(positive), way_out)
+        return Columns(SCORE, (column,), names)
     number = as_number(name)
     is_first = name.casefold() == names[0].casefold()
     # The labels 0 and 1 are ids, of which the second is that of the column's class.
@@ -266,7 +286,9 @@ def _of_top_labels(
 ) -> Columns | None:
     """The confidence of the predicted class, and whether it is correct, or which it is."""
     outcomes = [name for name in (CORRECT, *PREDICTED) if name in others]
-    scores = [name for name in (CONFIDENCE, SCORE) if name in others]
+    # Who names the class of a score says that it is not that of the prediction.
+    known = (CONFIDENCE, SCORE) if wanted.positive_class is None else (CONFIDENCE,)
+    scores = [name for name in known if name in others]
     if not scores or not outcomes:
         return None
     if scores[0] == SCORE:
@@ -303,6 +325,8 @@ def _check_is_the_only_score(
 
 def _two_names(wanted: Wanted, default: tuple[str, str]) -> tuple[str, ...]:
     """The names of the negative and the positive class."""
+    if wanted.positive_class is not None:
+        return (f"not {wanted.positive_class}", wanted.positive_class)
     if wanted.class_names is None:
         return default
     requirement = "class_names to name the two classes of a score"

@@ -11,13 +11,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputTypeError, check, expected, few, look_alikes
+from hf_calib._errors import (
+    InputTypeError,
+    check,
+    did_you_mean,
+    expected,
+    few,
+    look_alikes,
+)
 from hf_calib._text import as_number
 from hf_calib.metrics.checks import RowError
 
 OF_TABLES = (
     "the names of the class columns",
     "write the labels as the columns are named, or as numbers from 0 on",
+)
+OF_SCORES = (
+    "the names of the two classes",
+    "name the class of the score as positive_class, or both as class_names",
 )
 FLAGS = ("false", "true")
 _ONE_WAY = "write a class in the same way in both columns, or write a column 'correct' of 0 and 1"
@@ -90,6 +101,27 @@ def label_ids(
         got = f"{unknown!r} ({alike})" if alike else repr(unknown)
         raise RowError(row, argument, f"hold {told[0]} ({few(names)})", got, told[1])
     return np.asarray(found).astype(np.int64)
+
+
+def ids_of_two(
+    column: Any, name: str, positive: str
+) -> tuple[str | None, NDArray[np.int64]]:
+    """Return 1 where a label (n,) in a pyarrow array is the positive one and 0 for the one other
+    label, and the other label, None if there is none.
+    """
+    texts = filled(column, f"column {name!r}").cast("string").dictionary_encode()
+    found = texts.dictionary.to_pylist()
+    is_positive = np.array([is_same(text, positive) for text in found], bool)
+    pairs = zip(found, is_positive, strict=True)
+    others = {_key(text): text for text, is_same_label in pairs if not is_same_label}
+    requirement = f"positive_class to be a label in column {name!r}"
+    got = f"{positive!r} for {few(found)}"
+    check(bool(is_positive.any()), requirement, got, did_you_mean(positive, found))
+    requirement = f"column {name!r} to have one other label than {positive!r}"
+    way_out = "write a column for each class"
+    check(len(others) < 2, requirement, few([*others.values()]), way_out)
+    ids = is_positive.astype(np.int64)[np.asarray(texts.indices)]
+    return next(iter(others.values()), None), ids
 
 
 def are_ids(column: Any, name: str, names: Sequence[str]) -> bool:

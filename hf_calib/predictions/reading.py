@@ -45,9 +45,12 @@ from hf_calib.predictions.files import (
 from hf_calib.predictions.formats import load_arrays
 from hf_calib.predictions.labels import (
     FLAGS,
+    OF_SCORES,
+    OF_TABLES,
     are_equal,
     are_flags,
     are_ids,
+    ids_of_two,
     is_same,
     label_ids,
     n_different,
@@ -77,6 +80,7 @@ class Read:
         predictions: all rows.
         columns: the columns that were read; None for arrays and logs.
         others: all columns that hold no scores, a pyarrow table, if they were asked for.
+        notes: what was assumed in reading them, for reports.
     """
 
     name: str
@@ -84,6 +88,7 @@ class Read:
     predictions: Predictions | TopLabels = field(repr=False)
     columns: Columns | None = None
     others: Any = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
 
     @property
     def ending(self) -> str:
@@ -98,6 +103,7 @@ def read_predictions(
     weight_column: str | None = None,
     by: Sequence[str] = (),
     class_names: Sequence[str] | None = None,
+    positive_class: str | None = None,
     option_scores: OptionScores = "sum",
     all_columns: bool = False,
     on_rows: OnRows = ignore_rows,
@@ -117,6 +123,8 @@ def read_predictions(
         by: columns that define slices.
         class_names: names of the classes of columns that do not name them: lists, or the negative
             and the positive class of one score.
+        positive_class: the label that one score is the probability of; the one other label is the
+            negative class. None if the labels are 0 and 1, or the classes have names.
         option_scores: scores of the answers in a log of lm-evaluation-harness: the "sum" of their
             tokens' log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
         all_columns: True to keep all columns of tables, as `others`.
@@ -147,7 +155,15 @@ def read_predictions(
     check(option_scores in known, requirement, repr(option_scores), "use sum for acc")
     filesystem, files = find_files(given)
     name = given[0] if len(given) == 1 else few(given)
-    wanted = Wanted(label_column, weight_column, tuple(by), class_names)
+    requirement = "positive_class to be a label, or None"
+    is_text = positive_class is None or (
+        isinstance(positive_class, str) and bool(positive_class.strip())
+    )
+    check(is_text, requirement, repr(positive_class), "write it as a text")
+    requirement = "class_names to be left out with positive_class"
+    is_one = class_names is None or positive_class is None
+    check(is_one, requirement, class_names, "give one of them")
+    wanted = Wanted(label_column, weight_column, tuple(by), class_names, positive_class)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         opening = partial(_open, filesystem, files, wanted, option_scores)
         opened = list(pool.map(opening, files))
@@ -173,7 +189,7 @@ def read_predictions(
     with rows.naming():
         predictions = rows.predictions()
     others = rows.others() if all_columns else None
-    return Read(name, tuple(files), predictions, columns, others)
+    return Read(name, tuple(files), predictions, columns, others, tuple(rows.notes))
 
 
 def _listed(argument: str, given: Any, kind: Any) -> list[Any]:
@@ -267,11 +283,15 @@ def _log(
 
 def _check_has_no_columns(wanted: Wanted) -> None:
     """Raise if columns of arrays or a log are named."""
-    given = {"weight_column": wanted.weight_column, "by": ", ".join(wanted.by)}
+    given = {
+        "weight_column": wanted.weight_column,
+        "by": ", ".join(wanted.by),
+        "positive_class": wanted.positive_class,
+    }
     if wanted.label_column not in ("label", "labels"):
         given["label_column"] = wanted.label_column
     for option, name in given.items():
-        requirement = f"{option} to be a column of a table"
+        requirement = f"{option} to be given with a table"
         way_out = "write the rows to a table, such as a .parquet file"
         got = f"{name!r} with arrays or a log, which have none"
         check(not name, requirement, got, way_out)
@@ -340,6 +360,7 @@ class _Rows:
         self.tables = tables
         self.columns = columns
         self.all_columns = all_columns
+        self.notes: list[str] = []
         ends = np.cumsum([each.n_rows for each in tables])
         self.starts = [0, *ends.tolist()]
         names = columns.others
@@ -429,17 +450,34 @@ class _Rows:
             scores = _with_complement(self.scores[0], columns.scores[0])
         elif columns.scores == columns.class_names:
             _check_look_like_probabilities(scores)
-        labels = np.zeros(len(scores), np.int64)
-        if columns.label is not None:
-            column = self.column(columns.label)
-            names = columns.class_names
-            self._check_one_order(column)
-            if columns.kind == SCORE and are_flags(column, columns.label, names):
-                names = FLAGS
-            labels = label_ids(column, columns.label, names)
+        class_names, labels = self._labels()
         kind = "logits" if columns.kind == "logits" else "probs"
-        found: dict[str, Any] = {kind: scores, "class_names": columns.class_names}
+        found: dict[str, Any] = {kind: scores, "class_names": class_names}
         return Predictions(labels, **found, weights=weights, by=by)
+
+    def _labels(self) -> tuple[tuple[str, ...] | None, NDArray[np.int64]]:
+        """The names of the classes, and the label (N,) of each row, 0 if they are not read."""
+        columns = self.columns
+        names = columns.class_names
+        positive = columns.positive_class
+        if columns.label is None:
+            # The other class has no name without labels.
+            known = names if positive is None else None
+            return known, np.zeros(self.starts[-1], np.int64)
+        column = self.column(columns.label)
+        if positive is not None:
+            other, labels = ids_of_two(column, columns.label, positive)
+            negative = names[0] if other is None else other
+            self.notes.append(
+                f"The column {columns.scores[0]!r} is read as the probability of {positive!r}, and 1 minus it as "
+                f"that of {negative!r}."
+            )
+            return (negative, names[1]), labels
+        self._check_one_order(column)
+        if columns.kind == SCORE and are_flags(column, columns.label, names):
+            return names, label_ids(column, columns.label, FLAGS)
+        told = OF_SCORES if columns.kind == SCORE else OF_TABLES
+        return names, label_ids(column, columns.label, names, told)
 
     def _check_one_order(self, labels: Any) -> None:
         """Raise if files have their class columns in several orders, and the labels are ids."""

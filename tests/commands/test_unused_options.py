@@ -37,6 +37,7 @@ OF_MODELS = {
 }
 OF_PREDICTIONS = {
     "option_scores": ("--option-scores", "per_byte"),
+    "positive_class": ("--positive-class", "law"),
 }
 OF_BOTH = {
     *("source", "data", "test_data", "ood_data", "output"),

@@ -444,6 +444,103 @@ class TestScores:
             read_predictions(tmp_path / "s.csv")
 
 
+class TestPositiveClass:
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    @pytest.mark.parametrize(
+        ("name", "labels", "positive", "names"),
+        [
+            ("score", ["ham", "spam", "spam"], "spam", ("ham", "spam")),
+            ("score", ["ham", "spam", "spam"], "Spam", ("ham", "Spam")),
+            ("score", ["yes", "no", "no"], "no", ("yes", "no")),
+            ("score", [1, 0, 0], "0", ("1", "0")),
+            ("score", [5.0, 7.0, 7.0], "7", ("5", "7")),
+            ("score", [True, False, False], "False", ("true", "False")),
+            ("prob_neg", ["pos", "neg", "neg"], "neg", ("pos", "neg")),
+            ("prob_0", [1, 0, 0], "0", ("1", "0")),
+            ("prob_yes", ["yes", "yes", "yes"], "yes", ("not yes", "yes")),
+        ],
+    )
+    def test_is_that_of_the_score(
+        self,
+        name: str,
+        labels: Any,
+        positive: str,
+        names: tuple[str, str],
+        form: str,
+        tmp_path: Path,
+    ) -> None:
+        table = pandas.DataFrame({name: [0.2, 0.9, 0.7], "label": labels})
+        path = write_table(table, tmp_path / f"s.{form}")
+        read = read_predictions(path, positive_class=positive)
+        found = read.predictions
+        expected = [1, 1, 1] if labels[0] == labels[1] else [0, 1, 1]
+        assert found.labels.tolist() == expected
+        np.testing.assert_allclose(found.probabilities()[:, 1], [0.2, 0.9, 0.7])
+        shown = [each.lower().removesuffix(".0") for each in found.names]
+        assert shown == [each.lower() for each in names]
+        (note,) = read.notes
+        assert f"{name!r} is read as the probability of {positive!r}" in note
+
+    def test_is_in_every_command_and_its_report(self, tmp_path: Path) -> None:
+        score = RNG.random(400)
+        label = np.where(RNG.random(400) < score, "spam", "ham")
+        table = pandas.DataFrame({"score": score, "label": label})
+        path = write_table(table, tmp_path / "s.csv")
+        write_table(table[::3], tmp_path / "t.csv")
+        pairs = np.stack([1 - score, score], axis=1)
+        wanted = expected_calibration_error(pairs, (label == "spam").astype(int))
+        report = evaluate(path, positive_class="spam", output=tmp_path / "out")
+        assert report.before.metrics["ece"].value == pytest.approx(wanted)
+        note = "and 1 minus it as that of 'ham'"
+        assert any(note in each for each in report.notes)
+        assert note in (tmp_path / "out" / "report.md").read_text()
+        given: dict[str, Any] = {"positive_class": "spam"}
+        done = calibrate(path, tmp_path / "c", method="temperature", **given)
+        assert any(note in each for each in done.report.notes)
+        decided = decide(path, accuracy=0.8, test_data=tmp_path / "t.csv", **given)
+        assert sum(note in each for each in decided.notes) == 1
+
+    def test_a_score_next_to_a_prediction_is_that_of_the_named_class(
+        self, tmp_path: Path
+    ) -> None:
+        text = "prediction,score,label\nham,0.2,ham\nspam,0.9,ham\nspam,0.7,spam\n"
+        (tmp_path / "s.csv").write_text(text)
+        found = read_predictions(tmp_path / "s.csv", positive_class="spam").predictions
+        assert found.labels.tolist() == [0, 0, 1]
+
+    @pytest.mark.parametrize(
+        ("text", "given", "message"),
+        [
+            (
+                "score,label\n.2,a\n.4,b\n.9,c\n",
+                {},
+                "'label' to have one other label than 'a', got b, c; write a column",
+            ),
+            ("score,label\n.2,no\n.9,yes\n", {}, "to be a label in .*'a' for no, yes"),
+            ("prob_a,prob_b,label\n.2,.8,a\n", {}, "with one score of two classes"),
+            ("a,b,label\n.2,.8,a\n", {}, "with one score of two classes"),
+            ("confidence,correct\n.2,1\n", {}, "with one score of two classes"),
+            ("prob_b,label\n.2,a\n", {}, "to be the class of column 'prob_b', got"),
+            (
+                "score,label\n.2,a\n.4,b\n",
+                {"class_names": ["b", "a"]},
+                "class_names to be left out with positive_class",
+            ),
+            ("score,label\n.2,a\n", {"positive_class": ""}, "to be a label, or None"),
+            ("score,label\n.2,a\n", {"positive_class": 1}, "to be a label, or None"),
+        ],
+    )
+    def test_refused(self, text: str, given: Any, message: str, tmp_path: Path) -> None:
+        (tmp_path / "s.csv").write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_predictions(tmp_path / "s.csv", **{"positive_class": "a", **given})
+
+    def test_arrays_have_all_classes(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "a.npz", probs=np.full((2, 2), 0.5), labels=[0, 1])
+        with pytest.raises(InputError, match="positive_class to be given with a table"):
+            read_predictions(tmp_path / "a.npz", positive_class="a")
+
+
 class TestClassColumnsWithoutPrefix:
     @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
     def test_texts_next_to_them_are_no_classes(self, form: str, tmp_path: Path) -> None:
