@@ -134,6 +134,9 @@ class Reading:
     positive_class: str | None = option(
         "Predictions with one score: the label that it is the probability of."
     )
+    prob_prefix: str | None = option(
+        "Predictions: beginning of the names of columns of probabilities; default: prob_."
+    )
     option_scores: Literal["sum", "per_character", "per_byte"] = option(
         "For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters "
         "(acc_norm) or bytes (acc_bytes).",
@@ -155,7 +158,7 @@ class Reading:
         """Return the options of `read_predictions`."""
         names = (
             *("label_column", "weight_column", "option_scores"),
-            *("class_names", "positive_class"),
+            *("class_names", "positive_class", "prob_prefix"),
         )
         return {name: getattr(self, name) for name in names} | {"by": self.by or ()}
 

@@ -52,6 +52,7 @@ class Columns:
     weight: str | None = None
     by: tuple[str, ...] = ()
     listed: bool = False  # One column of lists.
+    prefix: str | None = None  # That of the class columns, if it names what they hold.
     outcome: str | None = None  # Of top labels: whether they are right, or which.
     # Of a score: the label that it is the probability of, where others have no name yet.
     positive_class: str | None = None
@@ -99,7 +100,7 @@ class Columns:
                 # Whether texts are weights is seen when they are read.
                 may_be = name == self.weight and str(kind) == "string"
                 check_numbers(are_numbers(kind) or may_be, name, kind)
-        prefix = PREFIXES.get(self.kind)
+        prefix = self.prefix or PREFIXES.get(self.kind)
         if prefix is None or self.listed:
             return
         known = {*self.scores, prefix}
@@ -121,6 +122,12 @@ class Wanted:
     by: Sequence[str] = ()
     class_names: Sequence[str] | None = None
     positive_class: str | None = None
+    prob_prefix: str | None = None
+
+    @property
+    def prefixes(self) -> dict[str, str]:
+        """The beginnings of the names of class columns, by what these hold."""
+        return PREFIXES if self.prob_prefix is None else {"probs": self.prob_prefix}
 
 
 def columns_of(opened: Opened, wanted: Wanted) -> Columns:
@@ -144,6 +151,11 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
         found = found or form(opened, others, label, wanted)
     found = found or _without_prefix(opened, others, label)
     check_different(opened, found.scores)
+    prefix = wanted.prob_prefix or ""
+    requirement = "prob_prefix to begin the names of the columns of probabilities"
+    is_used = all(name.startswith(prefix) for name in found.scores)
+    got = f"{prefix!r} for {few(found.scores)}"
+    check(is_used, requirement, got, "name another one, or leave it out")
     check_class_names(found.class_names)
     positive = wanted.positive_class
     requirement = "positive_class to be given with one score of two classes"
@@ -191,7 +203,8 @@ def _label_column(opened: Opened, wanted: Wanted) -> str | None:
     if "labels" in names and _lists_in(opened):
         return "labels"  # The name of numpy arrays.
     is_top = CORRECT in names and (CONFIDENCE in names or SCORE in names)
-    has_classes = any(name.startswith(tuple(PREFIXES.values())) for name in names)
+    prefixes = tuple(wanted.prefixes.values())
+    has_classes = any(name.startswith(prefixes) for name in names)
     return None if is_top and not has_classes else label
 
 
@@ -224,7 +237,7 @@ def _of_classes(
     others.
     """
     found = {}
-    for kind, prefix in PREFIXES.items():
+    for kind, prefix in wanted.prefixes.items():
         used = [name for name in others if name.startswith(prefix)]
         if used:
             found[kind] = used
@@ -234,12 +247,13 @@ def _of_classes(
     if not found:
         return None
     kind, used = next(iter(found.items()))
-    classes = [name.removeprefix(PREFIXES[kind]) for name in used]
+    prefix = wanted.prefixes[kind]
+    classes = [name.removeprefix(prefix) for name in used]
     _check_classes_named(used, classes)
     of_a_class = [
         repr(name)
         for name in (label, wanted.weight_column, *wanted.by)
-        if (name or "").startswith(PREFIXES[kind])
+        if (name or "").startswith(prefix)
     ]
     requirement = "the columns of labels, weights and by not to be those of classes"
     check(not of_a_class, requirement, few(of_a_class), "name other columns")
@@ -248,7 +262,7 @@ def _of_classes(
     way_out = "write a column for each class"
     requirement = "the table to hold a column for each of at least 2 classes"
     check(len(used) >= 2, requirement, used[0], way_out)
-    return Columns(kind, tuple(used), tuple(classes))
+    return Columns(kind, tuple(used), tuple(classes), prefix=prefix)
 
 
 def _of_one_class(column: str, name: str, label: str | None, wanted: Wanted) -> Columns:
@@ -275,7 +289,8 @@ def _of_one_class(column: str, name: str, label: str | None, wanted: Wanted) -> 
     # Beside prob_no, a label 1 would be "no", and most people mean "yes" by it.
     requirement = "the class of a single column prob_<class> to be the positive one"
     way_out = (
-        "name the other class and this one: the label 0 is the first, 1 the second"
+        "give it as positive_class if it is a label, or name the other class and this "
+        "one as class_names: the label 0 is the first, 1 the second"
     )
     check(is_named or label is None, requirement, repr(column), way_out)
     return Columns(SCORE, (column,), names)
@@ -316,7 +331,7 @@ def _check_is_the_only_score(
 ) -> None:
     """Raise if probabilities of classes stand next to a score, which may be of any of them."""
     more = [name for name in others if name != SCORE]
-    classes = _distribution_among(opened, more, label)
+    classes, _ = _distribution_among(opened, more, label)
     got = f"{few(classes)}, whose rows sum to 1"
     requirement = f"the table to hold one {SCORE!r}, or probabilities of all classes"
     way_out = "keep one of them, or name the classes prob_<class>"
@@ -342,6 +357,10 @@ def _without_prefix(
     """Columns that have the names of classes; they are probabilities."""
     # Of a text file, the first row decides, and a later text is an error.
     used = [name for name in others if are_numbers(opened.kinds[name])]
+    classes, labels = _distribution_among(opened, used, label)
+    # Other numbers may stand next to them.
+    if labels.issubset(classes):
+        used = classes or used
     got = ", ".join(used) or "none"
     requirement = "the table to hold a column for each of at least 2 classes"
     way_out = "name them logit_<class> or prob_<class>"
@@ -357,10 +376,11 @@ def _without_prefix(
 
 def _distribution_among(
     opened: Opened, names: Sequence[str], label: str | None
-) -> list[str]:
-    """Those of these columns that are probabilities of classes: in the first rows they sum to 1.
+) -> tuple[list[str], set[str]]:
+    """Those of these columns that are probabilities of classes, as they sum to 1 in the first rows,
+    and the labels there.
 
-    They are the columns that the labels name, or else all that hold fractions.
+    They are all columns, or else those that the labels name, or those that hold fractions.
     """
     stored = Counter(opened.schema.names)
     kinds = opened.kinds
@@ -372,13 +392,14 @@ def _distribution_among(
     named = [name for name in numbers if name in labels]
     are_named = len(named) == len(labels)
     fractions = [name for name in numbers if _are_fractions(values[name])]
-    for chosen in (named if are_named else [], fractions):
+    every = numbers if fractions else []
+    for chosen in (every, named if are_named else [], fractions):
         if len(chosen) < 2:
             continue
         sums = np.sum([values[name] for name in chosen], axis=0)
         if (np.abs(sums - 1) <= row_sum_tolerance(len(chosen))).all():
-            return chosen
-    return []
+            return chosen, labels
+    return [], labels
 
 
 def _are_fractions(numbers: NDArray[Any]) -> bool:

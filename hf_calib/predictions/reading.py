@@ -104,6 +104,7 @@ def read_predictions(
     by: Sequence[str] = (),
     class_names: Sequence[str] | None = None,
     positive_class: str | None = None,
+    prob_prefix: str | None = None,
     option_scores: OptionScores = "sum",
     all_columns: bool = False,
     on_rows: OnRows = ignore_rows,
@@ -125,6 +126,7 @@ def read_predictions(
             and the positive class of one score.
         positive_class: the label that one score is the probability of; the one other label is the
             negative class. None if the labels are 0 and 1, or the classes have names.
+        prob_prefix: beginning of the names of class columns with probabilities; None for prob_.
         option_scores: scores of the answers in a log of lm-evaluation-harness: the "sum" of their
             tokens' log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
         all_columns: True to keep all columns of tables, as `others`.
@@ -155,15 +157,17 @@ def read_predictions(
     check(option_scores in known, requirement, repr(option_scores), "use sum for acc")
     filesystem, files = find_files(given)
     name = given[0] if len(given) == 1 else few(given)
-    requirement = "positive_class to be a label, or None"
-    is_text = positive_class is None or (
-        isinstance(positive_class, str) and bool(positive_class.strip())
-    )
-    check(is_text, requirement, repr(positive_class), "write it as a text")
+    texts = {"positive_class": positive_class, "prob_prefix": prob_prefix}
+    for option, text in texts.items():
+        is_text = isinstance(text, str) and bool(text.strip())
+        requirement = f"{option} to be a text, or None"
+        is_known = text is None or is_text
+        check(is_known, requirement, repr(text), "write it as a text")
     requirement = "class_names to be left out with positive_class"
     is_one = class_names is None or positive_class is None
     check(is_one, requirement, class_names, "give one of them")
-    wanted = Wanted(label_column, weight_column, tuple(by), class_names, positive_class)
+    columns_given = (label_column, weight_column, tuple(by))
+    wanted = Wanted(*columns_given, class_names, positive_class, prob_prefix)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         opening = partial(_open, filesystem, files, wanted, option_scores)
         opened = list(pool.map(opening, files))
@@ -287,6 +291,7 @@ def _check_has_no_columns(wanted: Wanted) -> None:
         "weight_column": wanted.weight_column,
         "by": ", ".join(wanted.by),
         "positive_class": wanted.positive_class,
+        "prob_prefix": wanted.prob_prefix,
     }
     if wanted.label_column not in ("label", "labels"):
         given["label_column"] = wanted.label_column

@@ -38,6 +38,7 @@ OF_MODELS = {
 OF_PREDICTIONS = {
     "option_scores": ("--option-scores", "per_byte"),
     "positive_class": ("--positive-class", "law"),
+    "prob_prefix": ("--prob-prefix", "p_"),
 }
 OF_BOTH = {
     *("source", "data", "test_data", "ood_data", "output"),

@@ -526,8 +526,8 @@ class TestPositiveClass:
                 {"class_names": ["b", "a"]},
                 "class_names to be left out with positive_class",
             ),
-            ("score,label\n.2,a\n", {"positive_class": ""}, "to be a label, or None"),
-            ("score,label\n.2,a\n", {"positive_class": 1}, "to be a label, or None"),
+            ("score,label\n.2,a\n", {"positive_class": ""}, "to be a text, or None"),
+            ("score,label\n.2,a\n", {"positive_class": 1}, "to be a text, or None"),
         ],
     )
     def test_refused(self, text: str, given: Any, message: str, tmp_path: Path) -> None:
@@ -541,7 +541,81 @@ class TestPositiveClass:
             read_predictions(tmp_path / "a.npz", positive_class="a")
 
 
+class TestPrefix:
+    def test_of_the_users_own(self, tmp_path: Path) -> None:
+        table = pandas.DataFrame({"p_cat": [0.5, 0.1], "p_dog": [0.5, 0.9]})
+        table = table.assign(prob_old=0.3, logit_old=2.0, label=["cat", "dog"])
+        path = write_table(table, tmp_path / "a.csv")
+        found = read_predictions(path, prob_prefix="p_").predictions
+        assert found.class_names == ("cat", "dog")
+        np.testing.assert_array_equal(found.labels, [0, 1])
+        only = table[["p_cat", "label"]].assign(label=["dog", "cat"])
+        read = read_predictions(
+            write_table(only, path), prob_prefix="p_", positive_class="cat"
+        )
+        np.testing.assert_allclose(read.predictions.probabilities()[:, 1], [0.5, 0.1])
+
+    def test_in_a_command(self, tmp_path: Path) -> None:
+        probs = RNG.dirichlet([1, 1], 100)
+        columns = {"p_a": probs[:, 0], "p_b": probs[:, 1], "label": ["a", "b"] * 50}
+        path = write_table(pandas.DataFrame(columns), tmp_path / "a.csv")
+        out = tmp_path / "out"
+        words = ("--prob-prefix", "p_", "--output", out, "--method", "temperature")
+        assert call("calibrate", path, *words).exit_code == 0
+        written = load_predictions(out / "predictions.parquet")
+        assert written.class_names == ("a", "b")
+
+    @pytest.mark.parametrize(
+        ("prefix", "message"),
+        [
+            ("q_", "prob_prefix to begin the names of the columns of prob.*'q_' for"),
+            ("", "prob_prefix to be a text, or None"),
+            ("lab", "the columns of labels, weights and by not to be those of classes"),
+        ],
+    )
+    def test_refused(self, prefix: str, message: str, tmp_path: Path) -> None:
+        text = "prob_a,prob_b,label,labx,laby\n.2,.8,a,.1,.9\n"
+        (tmp_path / "a.csv").write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_predictions(tmp_path / "a.csv", prob_prefix=prefix)
+
+    def test_the_classes_of_all_files(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("p_a,p_b,label\n.2,.8,a\n")
+        (tmp_path / "b.csv").write_text("p_a,p_b,p_c,label\n.2,.8,0,a\n")
+        with pytest.raises(InputError, match="those of the first file, got also 'p_c'"):
+            read_predictions(tmp_path, prob_prefix="p_")
+
+
 class TestClassColumnsWithoutPrefix:
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    def test_numbers_next_to_them_are_no_classes(
+        self, form: str, tmp_path: Path
+    ) -> None:
+        table = pandas.DataFrame({"id": [7, 8, 9], "cat": [0.5, 0.1, 0.3]})
+        table = table.assign(dog=1 - table["cat"], seconds=[0.3, 0.4, 0.5], w=1.0)
+        for labels in (["cat", "dog", "dog"], ["cat", "cat", "cat"]):
+            own = table.drop(columns="seconds") if len({*labels}) == 1 else table
+            path = write_table(own.assign(label=labels), tmp_path / f"a.{form}")
+            found = load_predictions(path)
+            assert found.class_names == ("cat", "dog")
+            np.testing.assert_allclose(found.probabilities()[:, 0], table["cat"])
+        # Ids do not say which columns are classes.
+        path = write_table(table.assign(label=[0, 1, 1]), tmp_path / f"a.{form}")
+        with pytest.raises(InputError, match="the class columns to hold probabilities"):
+            load_predictions(path)
+
+    def test_a_class_without_probability_is_one(self, tmp_path: Path) -> None:
+        text = "cat,dog,cow,label\n.5,.5,0,cat\n.1,.9,0,dog\n"
+        (tmp_path / "a.csv").write_text(text)
+        assert load_predictions(tmp_path / "a.csv").class_names == ("cat", "dog", "cow")
+
+    def test_a_label_that_no_column_names(self, tmp_path: Path) -> None:
+        rows = [".5,.5,9,cat"] * 300 + [".5,.5,9,bird"]
+        text = "\n".join(["cat,dog,n,label", *rows])
+        (tmp_path / "a.csv").write_text(text)
+        with pytest.raises(InputError, match=r"\(cat, dog\), got 'bird' in row 300"):
+            load_predictions(tmp_path / "a.csv")
+
     @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
     def test_texts_next_to_them_are_no_classes(self, form: str, tmp_path: Path) -> None:
         table = pandas.DataFrame({"text": ["x", "y"], "cat": [0.5, 0.1]})
