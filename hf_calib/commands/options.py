@@ -39,7 +39,7 @@ _RANGES = {
 _FOR_SETS = "label_separator label_columns no_label"
 _OF_COLUMNS = "text_column text_pair_column image_column"
 _OF_MODELS = f"split test_split {_OF_COLUMNS} {_FOR_SETS} max_length batch_size trust_remote_code"
-_OF_PREDICTIONS = "option_scores positive_class prob_prefix"
+_OF_PREDICTIONS = "option_scores positive_class prob_prefix unlisted_at"
 # Options that have an effect only with something, by what that is.
 _NEEDS = {
     "a model": _OF_MODELS,

@@ -137,6 +137,9 @@ class Reading:
     prob_prefix: str | None = option(
         "Predictions: beginning of the names of columns of probabilities; default: prob_."
     )
+    unlisted_at: float | None = option(
+        "Predictions in dictionaries: probability of an option that a row leaves out."
+    )
     option_scores: Literal["sum", "per_character", "per_byte"] = option(
         "For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters "
         "(acc_norm) or bytes (acc_bytes).",
@@ -158,7 +161,7 @@ class Reading:
         """Return the options of `read_predictions`."""
         names = (
             *("label_column", "weight_column", "option_scores"),
-            *("class_names", "positive_class", "prob_prefix"),
+            *("class_names", "positive_class", "prob_prefix", "unlisted_at"),
         )
         return {name: getattr(self, name) for name in names} | {"by": self.by or ()}
 

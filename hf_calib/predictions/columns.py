@@ -19,6 +19,10 @@ from hf_calib.predictions.labels import are_numbers, check_unambiguous, is_same
 from hf_calib.predictions.predictions import check_class_names
 
 LISTS = {"logits": "logits", "probs": "probs", "probabilities": "probs"}
+# The softmax of log-probabilities are the probabilities among the options.
+_DICTIONARIES = LISTS | dict.fromkeys(
+    ("logprobs", "log_probs", "top_logprobs"), "logits"
+)
 PREFIXES = {"logits": "logit_", "probs": "prob_"}
 CONFIDENCE = "confidence"
 CORRECT = "correct"
@@ -52,10 +56,17 @@ class Columns:
     weight: str | None = None
     by: tuple[str, ...] = ()
     listed: bool = False  # One column of lists.
+    by_option: bool = False  # One column of dictionaries, which name the classes.
+    unlisted_at: float | None = None  # The probability of what a dictionary leaves out.
     prefix: str | None = None  # That of the class columns, if it names what they hold.
     outcome: str | None = None  # Of top labels: whether they are right, or which.
     # Of a score: the label that it is the probability of, where others have no name yet.
     positive_class: str | None = None
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether one column holds the scores of all classes."""
+        return self.listed or self.by_option
 
     @property
     def others(self) -> list[str]:
@@ -66,7 +77,7 @@ class Columns:
     @property
     def numbers(self) -> list[str]:
         """The columns that hold a number in each row."""
-        scores = [] if self.listed else list(self.scores)
+        scores = [] if self.is_nested else list(self.scores)
         return scores + [name for name in [self.weight] if name is not None]
 
     @property
@@ -101,7 +112,7 @@ class Columns:
                 may_be = name == self.weight and str(kind) == "string"
                 check_numbers(are_numbers(kind) or may_be, name, kind)
         prefix = self.prefix or PREFIXES.get(self.kind)
-        if prefix is None or self.listed:
+        if prefix is None or self.is_nested:
             return
         known = {*self.scores, prefix}
         more = [
@@ -123,6 +134,7 @@ class Wanted:
     class_names: Sequence[str] | None = None
     positive_class: str | None = None
     prob_prefix: str | None = None
+    unlisted_at: float | None = None
 
     @property
     def prefixes(self) -> dict[str, str]:
@@ -147,7 +159,7 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     taken = {label, wanted.weight_column, *wanted.by}
     others = [name for name in names if name not in taken]
     found = None
-    for form in (_of_lists, _of_classes, _of_top_labels, _of_a_score):
+    for form in (_of_one_column, _of_classes, _of_top_labels, _of_a_score):
         found = found or form(opened, others, label, wanted)
     found = found or _without_prefix(opened, others, label)
     check_different(opened, found.scores)
@@ -157,6 +169,10 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     got = f"{prefix!r} for {few(found.scores)}"
     check(is_used, requirement, got, "name another one, or leave it out")
     check_class_names(found.class_names)
+    requirement = "unlisted_at to be given with dictionaries of options"
+    got = f"{wanted.unlisted_at} with {few(found.scores)}"
+    is_used = wanted.unlisted_at is None or found.by_option
+    check(is_used, requirement, got, "leave it out")
     positive = wanted.positive_class
     requirement = "positive_class to be given with one score of two classes"
     got = f"{positive!r} with {few(found.scores)}"
@@ -171,6 +187,7 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
         weight=wanted.weight_column,
         by=by,
         positive_class=positive,
+        unlisted_at=wanted.unlisted_at,
     )
 
 
@@ -208,17 +225,21 @@ def _label_column(opened: Opened, wanted: Wanted) -> str | None:
     return None if is_top and not has_classes else label
 
 
-def _of_lists(
+def _of_one_column(
     opened: Opened, others: Sequence[str], label: str | None, wanted: Wanted
 ) -> Columns | None:
-    """One column of lists of scores."""
-    lists = _lists_in(opened)
-    if not lists:
+    """One column of lists, or of dictionaries, with a score for each class."""
+    dictionaries = _dictionaries_in(opened)
+    nested = [*_lists_in(opened), *dictionaries]
+    if not nested:
         return None
-    got = " and ".join(lists)
+    got = " and ".join(nested)
     requirement = "the table to hold logits or probabilities"
-    check(len(lists) == 1, requirement, got, "keep one of them")
-    name = lists[0]
+    check(len(nested) == 1, requirement, got, "keep one of them")
+    name = nested[0]
+    if dictionaries:
+        classes = opened.options(name)
+        return Columns(_DICTIONARIES[name], (name,), tuple(classes), by_option=True)
     first = opened.first_rows([name], 1)
     n_classes = len(first[0][name] or ()) if first else 0
     requirement = f"column {name!r} to hold a list of at least 2 classes in each row"
@@ -425,6 +446,39 @@ def _lists_in(opened: Opened) -> list[str]:
         for field in opened.schema
         if field.name in LISTS and any(is_of(field.type) for is_of in kinds)
     ]
+
+
+def _dictionaries_in(opened: Opened) -> list[str]:
+    from pyarrow import types
+
+    return [
+        field.name
+        for field in opened.schema
+        if field.name in _DICTIONARIES
+        and (types.is_struct(field.type) or types.is_map(field.type))
+    ]
+
+
+def with_all_options(
+    columns: Columns, tables: Sequence[Opened], wanted: Wanted
+) -> Columns:
+    """The columns with the options of all files as classes, or the named ones of them,
+    if dictionaries hold the scores.
+    """
+    if not columns.by_option:
+        return columns
+    (name,) = columns.scores
+    options = dict.fromkeys(option for each in tables for option in each.options(name))
+    classes = list(options) if wanted.class_names is None else wanted.class_names
+    unknown = [repr(each) for each in classes if each not in options]
+    requirement = f"class_names to be options in column {name!r}"
+    way_out = f"these are {few(list(options))}"
+    check(not unknown, requirement, few(unknown), way_out)
+    requirement = f"column {name!r} to hold dictionaries of at least 2 options"
+    way_out = "write a score for each option"
+    check(len(classes) >= 2, requirement, few(classes) or "none", way_out)
+    check_class_names(classes)
+    return replace(columns, class_names=tuple(classes))
 
 
 # ---- Checks ----

@@ -247,6 +247,22 @@ class Opened(ABC):
     ) -> None:
         """Read what has to be read at once: columns as numbers, and others as texts."""
 
+    def options(self, name: str) -> list[str]:
+        """Return the keys of a column of dictionaries, in their order."""
+        from pyarrow import types
+
+        kind = self.kinds[name]
+        if types.is_struct(kind):
+            return [field.name for field in kind]
+        is_map = types.is_map(kind)
+        requirement = f"column {name!r} to hold dictionaries"
+        check_type(is_map, requirement, kind, "write all files alike")
+        # Only parquet has such columns, which may be read twice.
+        found: dict[str, None] = {}
+        for _, part in self.parts([name], width=2):
+            found |= dict.fromkeys(part[name].keys.unique().to_pylist())
+        return list(found)
+
     @abstractmethod
     def first_rows(self, names: Sequence[str], most: int) -> list[dict[str, Any]]:
         """Return these stored columns of the first rows; a text file's are texts."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hf_calib._errors import InputValueError, check, cut, few, message_of
 from hf_calib.metrics.checks import (
     RowError,
+    check_share,
     refuse,
 )
 from hf_calib.predictions.columns import (
@@ -33,6 +34,12 @@ from hf_calib.predictions.columns import (
     check_slices,
     columns_of,
     numbers_of,
+    with_all_options,
+)
+from hf_calib.predictions.dictionaries import (
+    by_option,
+    fill_unlisted,
+    on_unlisted_labels,
 )
 from hf_calib.predictions.files import (
     File,
@@ -105,6 +112,7 @@ def read_predictions(
     class_names: Sequence[str] | None = None,
     positive_class: str | None = None,
     prob_prefix: str | None = None,
+    unlisted_at: float | None = None,
     option_scores: OptionScores = "sum",
     all_columns: bool = False,
     on_rows: OnRows = ignore_rows,
@@ -123,10 +131,12 @@ def read_predictions(
         weight_column: column of weights, or None.
         by: columns that define slices.
         class_names: names of the classes of columns that do not name them: lists, or the negative
-            and the positive class of one score.
+            and the positive class of one score; or the options of dictionaries that are classes.
         positive_class: the label that one score is the probability of; the one other label is the
             negative class. None if the labels are 0 and 1, or the classes have names.
         prob_prefix: beginning of the names of class columns with probabilities; None for prob_.
+        unlisted_at: probability of an option that a row's dictionary leaves out, as a list of the
+            most probable tokens does; None to refuse such rows.
         option_scores: scores of the answers in a log of lm-evaluation-harness: the "sum" of their
             tokens' log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
         all_columns: True to keep all columns of tables, as `others`.
@@ -167,7 +177,10 @@ def read_predictions(
     is_one = class_names is None or positive_class is None
     check(is_one, requirement, class_names, "give one of them")
     columns_given = (label_column, weight_column, tuple(by))
-    wanted = Wanted(*columns_given, class_names, positive_class, prob_prefix)
+    if unlisted_at is not None:
+        unlisted_at = check_share("unlisted_at", unlisted_at, "write 1e-5, for example")
+    of_forms = (positive_class, prob_prefix, unlisted_at)
+    wanted = Wanted(*columns_given, class_names, *of_forms)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         opening = partial(_open, filesystem, files, wanted, option_scores)
         opened = list(pool.map(opening, files))
@@ -181,6 +194,7 @@ def read_predictions(
         with naming(files[0], files):
             columns = columns_of(tables[0], wanted)
         _check_alike(tables, columns, all_columns=all_columns)
+        columns = with_all_options(columns, tables, wanted)
         for _ in pool.map(partial(_load, columns, all_columns=all_columns), tables):
             pass
         n_rows = sum(each.n_rows for each in tables)
@@ -292,6 +306,7 @@ def _check_has_no_columns(wanted: Wanted) -> None:
         "by": ", ".join(wanted.by),
         "positive_class": wanted.positive_class,
         "prob_prefix": wanted.prob_prefix,
+        "unlisted_at": wanted.unlisted_at,
     }
     if wanted.label_column not in ("label", "labels"):
         given["label_column"] = wanted.label_column
@@ -376,15 +391,21 @@ class _Rows:
         self.parts: dict[str, list[list[Any]]] = {
             name: [[] for _ in tables] for name in names
         }
-        self.width = len(columns.class_names) if columns.listed else 1
-        n_columns = self.width if columns.listed else len(columns.scores)
+        self.width = len(columns.class_names) if columns.is_nested else 1
+        n_columns = self.width if columns.is_nested else len(columns.scores)
         # The numbers of a class lie next to each other, as those of a column do.
         self.scores = np.empty((n_columns, self.starts[-1]), self._dtype())
+        # The options that the dictionary of a row leaves out.
+        self.unlisted = np.zeros(
+            self.scores.shape if columns.by_option else (0, 0), bool
+        )
 
     def _dtype(self) -> np.dtype[Any]:
         """The type that holds the scores of all files."""
         from pyarrow import types
 
+        if self.columns.by_option:
+            return np.dtype(float)
         scores = self.columns.scores
         kinds = {table.kinds[name] for table in self.tables for name in scores}
         if self.columns.listed:
@@ -415,6 +436,11 @@ class _Rows:
                         if self.columns.listed:
                             lists = _lists(column, name, self.width)
                             self.scores[:, rows] = lists.T
+                        elif self.columns.by_option:
+                            options = self.columns.class_names
+                            numbers, is_missing = by_option(column, name, options)
+                            self.scores[:, rows] = numbers
+                            self.unlisted[:, rows] = is_missing
                         else:
                             numbers = numbers_of(column, name)
                             self.scores[row_of[name], rows] = numbers
@@ -448,6 +474,8 @@ class _Rows:
         if columns.kind == CONFIDENCE:
             confidence = self.scores[0].astype(np.float64, copy=False)
             return TopLabels(confidence, self._correct(confidence), weights, by)
+        if self.unlisted.any():
+            self.notes.append(fill_unlisted(self.scores, self.unlisted, columns))
         scores = self.scores.T
         if columns.kind == "logits":
             check_not_probabilities(scores)
@@ -458,7 +486,10 @@ class _Rows:
         class_names, labels = self._labels()
         kind = "logits" if columns.kind == "logits" else "probs"
         found: dict[str, Any] = {kind: scores, "class_names": class_names}
-        return Predictions(labels, **found, weights=weights, by=by)
+        made = Predictions(labels, **found, weights=weights, by=by)
+        if self.unlisted.any() and columns.label is not None:
+            self.notes += on_unlisted_labels(made, self.unlisted)
+        return made
 
     def _labels(self) -> tuple[tuple[str, ...] | None, NDArray[np.int64]]:
         """The names of the classes, and the label (N,) of each row, 0 if they are not read."""
@@ -479,6 +510,12 @@ class _Rows:
             )
             return (negative, names[1]), labels
         self._check_one_order(column)
+        if columns.by_option:
+            # Dictionaries have no order that ids could count by.
+            is_named = not are_ids(column, columns.label, names)
+            requirement = "the labels of dictionaries to be names of options"
+            got = f"ids in column {columns.label!r}"
+            check(is_named, requirement, got, f"write {few([*map(repr, names)])}")
         if columns.kind == SCORE and are_flags(column, columns.label, names):
             return names, label_ids(column, columns.label, FLAGS)
         told = OF_SCORES if columns.kind == SCORE else OF_TABLES

@@ -171,7 +171,7 @@ class TestTopLabels:
         [
             {"prediction": ["n", "p", "n"], "label": ["n", "p", "p"]},
             {"prediction": [0, 1, 0], "label": [0, 1, 1]},
-            {"prediction": [False, True, False], "label": [0, 1, 1]},
+            {"prediction": [False, True, False], "label": [False, True, True]},
             {"correct": [1, 1, 0], "label": ["n", "p", "p"]},
         ],
     )
