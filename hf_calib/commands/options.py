@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hf_calib.report import CalibrationReport
 
 METHODS = dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps))
-_BINS = "Number of bins of the binned calibration errors."
+_BINS = "Bins of calibration errors."
 _TRUST = "Run code that comes with the model."
 _SOURCE: Any = {"default": ..., "argument": "MODEL_OR_PREDICTIONS"}
 _CLASSIFIER = "A classifier of texts, tokens or images, on the Hub or in a folder"
@@ -163,7 +163,10 @@ class Evaluate(Rows):
 
     example = "me/model --data test.csv --output measured"
     first = "data text_column label_column split output by ood_data soft_labels"
-    more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code"
+    more = (
+        "text_pair_column class_names label_separator max_length batch_size "
+        "n_bins trust_remote_code"
+    )
     # The rows of a model may have weights in its report.
     needs = _NEEDS | {"predictions": _OF_PREDICTIONS}
     source: list[str] = option(
@@ -206,7 +209,7 @@ class Calibrate(Measured):
 
     example = "me/model --data validation.csv --test-data test.csv --output calibrated"
     first = "data text_column label_column split output test_data method"
-    more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code seed"
+    more = f"{Evaluate.more} seed"
     without = "by"
     needs = _NEEDS | {"rows that are drawn": "seed", "a temperature": "criterion"}
     output: Path = option("Folder for the calibrated model or predictions.", ...)

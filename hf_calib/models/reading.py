@@ -109,9 +109,7 @@ class Reading:
     """Options for reading the columns of rows, and the batch size."""
 
     text_column: str = option("Column of texts, or of lists of tokens.", "text")
-    text_pair_column: str | None = option(
-        "Column of second texts, for a model of pairs."
-    )
+    text_pair_column: str | None = option("Column of a pair's second texts.")
     image_column: str = option(
         "Column of images, for a model that reads them.", "image"
     )

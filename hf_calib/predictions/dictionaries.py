@@ -75,8 +75,9 @@ def fill_unlisted(
     is_log = columns.kind == "logits"
     scores[is_missing] = math.log(probability) if is_log else probability
     return (
-        f"{rows} do not list every option. Those that they leave out have the probability {probability:g}, as "
-        "stated by unlisted_at, before the probabilities of a row are divided by their sum."
+        f"{rows} do not list every option. Those that they leave out have the probability "
+        f"{probability:g}, as stated by unlisted_at, before the probabilities of a row are divided "
+        "by their sum."
     )
 
 
@@ -95,6 +96,6 @@ def on_unlisted_labels(made: Predictions, is_missing: NDArray[np.bool_]) -> list
         nats = nats * made.weights
     share = nats[is_stated].sum() / nats.sum()
     return [
-        f"{note} These are {share:.0%} of the negative log-likelihood: it depends on the stated probability, and so "
-        "does a calibrator that is fitted to these rows."
+        f"{note} These are {share:.0%} of the negative log-likelihood: it depends on the stated "
+        "probability, and so does a calibrator that is fitted to these rows."
     ]

@@ -505,8 +505,8 @@ class _Rows:
             other, labels = ids_of_two(column, columns.label, positive)
             negative = names[0] if other is None else other
             self.notes.append(
-                f"The column {columns.scores[0]!r} is read as the probability of {positive!r}, and 1 minus it as "
-                f"that of {negative!r}."
+                f"The column {columns.scores[0]!r} is read as the probability of {positive!r}, "
+                f"and 1 minus it as that of {negative!r}."
             )
             return (negative, names[1]), labels
         self._check_one_order(column)
