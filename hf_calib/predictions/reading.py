@@ -234,7 +234,8 @@ def load_predictions(
             .csv, .tsv (also .gz), .jsonl or .parquet: a column of labels, and one column per class,
             in the order of the classes: `logit_<class>` or `prob_<class>`, with other columns
             ignored, or only `<class>`, which are probabilities; or a column of lists, `logits` or
-            `probs`; or one `score` of the second of two classes.
+            `probs`, or of dictionaries, also `logprobs`; or one `score` of the second of two
+            classes.
             .jsonl: a log of lm-evaluation-harness (`--log_samples`, multiple choice).
         label_column: column of labels in a table: class names, with upper and lower case ignored
             unless names differ by it alone, or class ids from 0. If every class name is a number,
