@@ -159,7 +159,8 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     taken = {label, wanted.weight_column, *wanted.by}
     others = [name for name in names if name not in taken]
     found = None
-    for form in (_of_one_column, _of_classes, _of_top_labels, _of_a_score):
+    forms = (_of_lists, _of_classes, _of_top_labels, _of_a_score, _of_dictionaries)
+    for form in forms:
         found = found or form(opened, others, label, wanted)
     found = found or _without_prefix(opened, others, label)
     check_different(opened, found.scores)
@@ -225,21 +226,14 @@ def _label_column(opened: Opened, wanted: Wanted) -> str | None:
     return None if is_top and not has_classes else label
 
 
-def _of_one_column(
+def _of_lists(
     opened: Opened, others: Sequence[str], label: str | None, wanted: Wanted
 ) -> Columns | None:
-    """One column of lists, or of dictionaries, with a score for each class."""
-    dictionaries = _dictionaries_in(opened)
-    nested = [*_lists_in(opened), *dictionaries]
-    if not nested:
+    """One column of lists of scores."""
+    lists = _lists_in(opened)
+    if not lists:
         return None
-    got = " and ".join(nested)
-    requirement = "the table to hold logits or probabilities"
-    check(len(nested) == 1, requirement, got, "keep one of them")
-    name = nested[0]
-    if dictionaries:
-        classes = opened.options(name)
-        return Columns(_DICTIONARIES[name], (name,), tuple(classes), by_option=True)
+    name = _the_one(lists)
     first = opened.first_rows([name], 1)
     n_classes = len(first[0][name] or ()) if first else 0
     requirement = f"column {name!r} to hold a list of at least 2 classes in each row"
@@ -437,6 +431,32 @@ def _number(value: Any) -> float:
         return math.nan
 
 
+def _of_dictionaries(
+    opened: Opened, others: Sequence[str], label: str | None, wanted: Wanted
+) -> Columns | None:
+    """One column of dictionaries, which name the options that they have a score for."""
+    from pyarrow import types
+
+    found = [
+        name
+        for name in others
+        if name in _DICTIONARIES
+        and (types.is_struct(opened.kinds[name]) or types.is_map(opened.kinds[name]))
+    ]
+    if not found:
+        return None
+    name = _the_one(found)
+    classes = tuple(opened.options(name))
+    return Columns(_DICTIONARIES[name], (name,), classes, by_option=True)
+
+
+def _the_one(names: Sequence[str]) -> str:
+    """The only column that may hold the scores of all classes."""
+    requirement = "the table to hold logits or probabilities"
+    check(len(names) == 1, requirement, " and ".join(names), "keep one of them")
+    return names[0]
+
+
 def _lists_in(opened: Opened) -> list[str]:
     from pyarrow import types
 
@@ -445,17 +465,6 @@ def _lists_in(opened: Opened) -> list[str]:
         field.name
         for field in opened.schema
         if field.name in LISTS and any(is_of(field.type) for is_of in kinds)
-    ]
-
-
-def _dictionaries_in(opened: Opened) -> list[str]:
-    from pyarrow import types
-
-    return [
-        field.name
-        for field in opened.schema
-        if field.name in _DICTIONARIES
-        and (types.is_struct(field.type) or types.is_map(field.type))
     ]
 
 

@@ -254,8 +254,8 @@ class Opened(ABC):
         kind = self.kinds[name]
         if types.is_struct(kind):
             return [field.name for field in kind]
-        is_map = types.is_map(kind)
-        requirement = f"column {name!r} to hold dictionaries"
+        is_map = types.is_map(kind) and types.is_string(kind.key_type)
+        requirement = f"column {name!r} to hold dictionaries with texts as keys"
         check_type(is_map, requirement, kind, "write all files alike")
         # Only parquet has such columns, which may be read twice.
         found: dict[str, None] = {}

@@ -198,15 +198,36 @@ def test_the_named_options_are_the_classes(tmp_path: Path) -> None:
             "class_names to differ visibly",
         ),
         ([{**ROWS[0], "label": "maybe"}], r"\(yes, no\), got 'maybe' in row 0"),
-        (
-            [{**ROWS[0], "logits": [1.0, 2.0]}],
-            "to hold logits or probabilities, got logits and logprobs; keep one",
-        ),
     ],
 )
 def test_refused(rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         read_predictions(written(tmp_path, rows))
+
+
+@pytest.mark.parametrize(
+    ("columns", "probs"),
+    [
+        ({"prob_yes": 0.25, "prob_no": 0.75}, [0.25, 0.75]),
+        ({"probs": [0.25, 0.75], "label": 1}, [0.25, 0.75]),
+        ({"score": 0.75, "label": 1}, [0.25, 0.75]),
+        ({"confidence": 0.75, "correct": 1}, [0.25, 0.75]),
+    ],
+)
+def test_columns_of_scores_come_first(
+    columns: dict[str, Any], probs: list[float], tmp_path: Path
+) -> None:
+    """A log of an API may stand next to the scores that were made of it."""
+    found = read_predictions(written(tmp_path, [{**ROWS[0], **columns}])).predictions
+    np.testing.assert_allclose(found.probabilities(), [probs])
+
+
+def test_keys_that_are_no_texts(tmp_path: Path) -> None:
+    kind = pyarrow.map_(pyarrow.int64(), pyarrow.float64())
+    columns = {"logprobs": pyarrow.array([[(1, -0.1), (2, -2.0)]], kind), "label": [1]}
+    pq.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="with texts as keys, got map<int64, double"):
+        read_predictions(tmp_path / "a.parquet")
 
 
 def test_files_with_dictionaries_and_without(tmp_path: Path) -> None:
