@@ -238,16 +238,16 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
         ) from error
 
 
-def _entries(folder: str | None) -> set[tuple[str, int]]:
-    """The names in a folder, with their times; that of a folder changes if a file in it is
-    replaced.
-    """
-    if folder is None or not os.path.isdir(folder):
+def _entries(folder: str | None) -> set[tuple[str, str, int]]:
+    """The files in a folder and in those in it: their places, the first parts of these, and times."""
+    if folder is None:
         return set()
-    return {
-        (each.name, each.stat(follow_symlinks=False).st_mtime_ns)
-        for each in os.scandir(folder)
-    }
+    files = [path for form in ("*", "*/*") for path in Path(folder).glob(form)]
+    found = set()
+    for path in filter(Path.is_file, files):
+        place = path.relative_to(folder)
+        found.add((place.parts[0], str(place), path.stat().st_mtime_ns))
+    return found
 
 
 def _with_options(
@@ -308,8 +308,8 @@ def _add(kind: type[options.Command]) -> None:
         else:
             parts = [*getattr(done, "lines", [done])]
             if output is not None:
-                written = sorted(_entries(output) - before)
-                names = ", ".join(name for name, _ in written)
+                written = _entries(output) - before
+                names = ", ".join(sorted({name for name, _, _ in written}))
                 parts += ["", [f"Written to {output}: {names}"]]
         _print(parts, show_all=show_all)
 

@@ -169,12 +169,12 @@ def run(options: Calibrate, running: Running) -> Calibration:
     are_few = source.size()[1] <= options.fit_on and source.kind is not TOKENS
     if options.test_data is not None and are_few:
         options.check_unused("rows that are drawn")
-    had_rule = bool(rule_files(options.output))
+    earlier = rule_files(options.output)
     if isinstance(source, ModelSource):
         done = calibrate_model(source, options)
     else:
         done = calibrate_files(source, options)
-    done.notes[:0] = on_lost_rule(options.output, had_rule)
+    done.notes[:0] = on_lost_rule(options.output, earlier)
     return done
 
 

@@ -419,7 +419,8 @@ class CostRule(Rule):
     costs: ArrayLike
 
     def __post_init__(self) -> None:
-        costs = checks.as_floats("costs", self.costs)
+        # A caller may go on with its own array, for other costs.
+        costs = checks.as_floats("costs", self.costs).copy()
         shape = costs.shape
         is_matrix = len(shape) == 2 and shape[0] >= 2 and shape[1] - shape[0] in (0, 1)
         requirement = "costs to have shape (C, C) or (C, C + 1) with C at least 2"
@@ -533,7 +534,8 @@ class PredictionSets(Rule):
 
     @property
     def _rows_needed(self) -> int:
-        return math.ceil(1 / self.alpha - 1 - 1e-9)
+        # The smallest floats have no finite inverse.
+        return math.ceil(min(1 / self.alpha, 1e18) - 1 - 1e-9)
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
         groups = self._true_scores(probs, labels)

@@ -138,12 +138,12 @@ class Decisions:
         requirement = f"rule to be fitted to at least {least} classes"
         check(n_classes >= least, requirement, n_classes, "fit it again")
         check_names("class_names", self.class_names)
-        names = tuple(map(str, self.class_names))
+        names = tuple(map(str, self.class_names or ()))
         # The instance is frozen.
         object.__setattr__(self, "class_names", names)
         requirement = f"class_names to be {n_classes} different names"
         way_out = "name each of the model's classes once, in its order"
-        are_named = len(names) == len(set(names)) == n_classes
+        are_named = len(names) == len(set(names)) == n_classes and all(names)
         check(are_named, requirement, few(names) or "none", way_out)
 
     def __call__(self, outputs: Any) -> list[Any]:
@@ -154,7 +154,7 @@ class Decisions:
         dataset (one by one), or probs (N, C) in the model's order.
         """
         # A pipeline that is called on a dataset gives its results one by one.
-        if isinstance(outputs, Iterator):
+        if isinstance(outputs, Iterator | tuple):
             outputs = list(outputs)
         if isinstance(outputs, list):
             # There are no texts.

@@ -38,7 +38,7 @@ def parse_arguments(
     Files set defaults, a later `--config` overrides an earlier one (a task, then a loss), and the
     command line overrides all files. Values of files are read as if they had been typed:
     `learning_rate: 2e-5`, a string in YAML, is a number, and `eval_strategy: no` or
-        `run_name: 2026-01-31`, a boolean and a date in YAML, are texts. On a machine
+    `run_name: 2026-01-31`, a boolean and a date in YAML, are texts. On a machine
     that cannot train in it, a file's `bf16: true` (or fp16) is switched off, with a line on stderr.
 
     Args:

@@ -256,9 +256,9 @@ def check_is_plain(model: nn.Module) -> None:
     """
     classifier = classifier_of(model)
     is_model = isinstance(classifier, nn.Module) and hasattr(classifier, "config")
-    way_out = (
-        "pass the model itself, without its DistributedDataParallel or other wrapper"
-    )
+    # A compiled model passes its attributes on, and refuses the inputs that a fold is tried on.
+    is_model = is_model and not hasattr(classifier, "_orig_mod")
+    way_out = "pass the model itself, without torch.compile, DistributedDataParallel or another wrapper"
     check_type(
         is_model, "model to be a transformers model", type(model).__name__, way_out
     )

@@ -274,7 +274,7 @@ def risk_coverage_diagram(
 
     The area under the curve is the mean risk over all coverages. With one model, grey lines bound
     it: the upper line is for uninformative confidences, the lower line for confidences that rank
-        every wrong prediction last.
+    every wrong prediction last.
 
     Args:
         models: name -> (confidences, correct), each (N,), as in `reliability_diagram`; N may
