@@ -164,21 +164,9 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
         found = found or form(opened, others, label, wanted)
     found = found or _without_prefix(opened, others, label)
     check_different(opened, found.scores)
-    prefix = wanted.prob_prefix or ""
-    requirement = "prob_prefix to begin the names of the columns of probabilities"
-    is_used = all(name.startswith(prefix) for name in found.scores)
-    got = f"{prefix!r} for {few(found.scores)}"
-    check(is_used, requirement, got, "name another one, or leave it out")
     check_class_names(found.class_names)
-    requirement = "unlisted_at to be given with dictionaries of options"
-    got = f"{wanted.unlisted_at} with {few(found.scores)}"
-    is_used = wanted.unlisted_at is None or found.by_option
-    check(is_used, requirement, got, "leave it out")
+    _check_is_used(wanted, found)
     positive = wanted.positive_class
-    requirement = "positive_class to be given with one score of two classes"
-    got = f"{positive!r} with {few(found.scores)}"
-    is_of_a_score = positive is None or found.kind == SCORE
-    check(is_of_a_score, requirement, got, "leave it out")
     if label is not None and found.kind != CONFIDENCE and positive is None:
         check_unambiguous(opened.kinds[label], label, found.class_names)
     by = tuple(dict.fromkeys(wanted.by))
@@ -190,6 +178,23 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
         positive_class=positive,
         unlisted_at=wanted.unlisted_at,
     )
+
+
+def _check_is_used(wanted: Wanted, found: Columns) -> None:
+    """Raise if an option of one form is given with another form."""
+    prefix = wanted.prob_prefix or ""
+    has_prefix = all(name.startswith(prefix) for name in found.scores)
+    one_score = "one score of two classes"
+    dictionaries = "dictionaries of options"
+    uses = (
+        ("prob_prefix", wanted.prob_prefix, has_prefix, "columns that begin with it"),
+        ("positive_class", wanted.positive_class, found.kind == SCORE, one_score),
+        ("unlisted_at", wanted.unlisted_at, found.by_option, dictionaries),
+    )
+    for option, given, is_used, form in uses:
+        requirement = f"{option} to be given with {form}"
+        got = f"{given!r} with {few(found.scores)}"
+        check(given is None or is_used, requirement, got, "leave it out")
 
 
 def check_roles(label: str | None, weight: str | None, by: Sequence[str]) -> None:

@@ -155,10 +155,17 @@ def read_predictions(
     listed = [sources] if is_one else sources
     given = [os.fspath(each) for each in _listed("sources", listed, str | os.PathLike)]
     check(bool(given), "sources to name predictions", "none", "name a file or a folder")
-    for role, column in (("label", label_column), ("weight", weight_column)):
-        requirement = f"{role}_column to be the name of a column, or None"
-        is_name = isinstance(column, str | None)
-        check(is_name, requirement, repr(column), "pass one name")
+    texts = {
+        "label_column": label_column,
+        "weight_column": weight_column,
+        "positive_class": positive_class,
+        "prob_prefix": prob_prefix,
+    }
+    for option, text in texts.items():
+        is_text = isinstance(text, str) and bool(text.strip())
+        requirement = f"{option} to be one text, or None"
+        is_known = text is None or is_text
+        check(is_known, requirement, repr(text), "write it as a text")
     by = _listed("by", by, str)
     if class_names is not None:
         class_names = _listed("class_names", class_names, str)
@@ -167,20 +174,20 @@ def read_predictions(
     check(option_scores in known, requirement, repr(option_scores), "use sum for acc")
     filesystem, files = find_files(given)
     name = given[0] if len(given) == 1 else few(given)
-    texts = {"positive_class": positive_class, "prob_prefix": prob_prefix}
-    for option, text in texts.items():
-        is_text = isinstance(text, str) and bool(text.strip())
-        requirement = f"{option} to be a text, or None"
-        is_known = text is None or is_text
-        check(is_known, requirement, repr(text), "write it as a text")
     requirement = "class_names to be left out with positive_class"
     is_one = class_names is None or positive_class is None
     check(is_one, requirement, class_names, "give one of them")
-    columns_given = (label_column, weight_column, tuple(by))
     if unlisted_at is not None:
         unlisted_at = check_share("unlisted_at", unlisted_at, "write 1e-5, for example")
-    of_forms = (positive_class, prob_prefix, unlisted_at)
-    wanted = Wanted(*columns_given, class_names, *of_forms)
+    wanted = Wanted(
+        label_column=label_column,
+        weight_column=weight_column,
+        by=tuple(by),
+        class_names=class_names,
+        positive_class=positive_class,
+        prob_prefix=prob_prefix,
+        unlisted_at=unlisted_at,
+    )
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         opening = partial(_open, filesystem, files, wanted, option_scores)
         opened = list(pool.map(opening, files))
@@ -511,29 +518,27 @@ class _Rows:
             )
             return (negative, names[1]), labels
         self._check_one_order(column)
-        if columns.by_option:
-            # Dictionaries have no order that ids could count by.
-            is_named = not are_ids(column, columns.label, names)
-            requirement = "the labels of dictionaries to be names of options"
-            got = f"ids in column {columns.label!r}"
-            check(is_named, requirement, got, f"write {few([*map(repr, names)])}")
         if columns.kind == SCORE and are_flags(column, columns.label, names):
             return names, label_ids(column, columns.label, FLAGS)
         told = OF_SCORES if columns.kind == SCORE else OF_TABLES
         return names, label_ids(column, columns.label, names, told)
 
     def _check_one_order(self, labels: Any) -> None:
-        """Raise if files have their class columns in several orders, and the labels are ids."""
+        """Raise for ids as labels where files have their class columns in several orders,
+        or dictionaries, which have none.
+        """
         columns = self.columns
+        odd = []
         for table in self.tables:
             own = [name for name in table.names if name in columns.scores]
-            if tuple(own) == columns.scores:
-                continue
-            are_names = not are_ids(labels, str(columns.label), columns.class_names)
-            requirement = "the class columns to be in one order, as the labels are ids"
-            got = f"{few(own)} in {table.file.name} for {few(columns.scores)}"
-            way_out = "write names as labels, or the columns of all files in one order"
-            check(are_names, requirement, got, way_out)
+            if columns.by_option or tuple(own) != columns.scores:
+                odd.append(table.file.name)
+        label = str(columns.label)
+        is_ordered = not odd or not are_ids(labels, label, columns.class_names)
+        requirement = f"the classes to have one order, as column {label!r} holds ids"
+        got = f"none, or another one than before, in {few(odd)}"
+        way_out = "write names as labels, or class columns in the same order"
+        check(is_ordered, requirement, got, way_out)
 
     def _correct(self, confidence: NDArray[Any]) -> NDArray[np.int64]:
         """Whether the predicted classes (N,) are correct."""

@@ -186,7 +186,7 @@ def test_the_named_options_are_the_classes(tmp_path: Path) -> None:
     [
         (
             [{**ROWS[0], "label": 0}, {**ROWS[0], "label": 1}],
-            "labels of dictionaries to be names of options, got ids in column 'label'",
+            r"one order, as column 'label' holds ids, got none, .* in a\.jsonl; write names",
         ),
         ([{"logprobs": {"yes": -0.1}, "label": "yes"}], "dictionaries of at least 2"),
         (

@@ -526,8 +526,8 @@ class TestPositiveClass:
                 {"class_names": ["b", "a"]},
                 "class_names to be left out with positive_class",
             ),
-            ("score,label\n.2,a\n", {"positive_class": ""}, "to be a text, or None"),
-            ("score,label\n.2,a\n", {"positive_class": 1}, "to be a text, or None"),
+            ("score,label\n.2,a\n", {"positive_class": ""}, "to be one text, or None"),
+            ("score,label\n.2,a\n", {"positive_class": 1}, "to be one text, or None"),
         ],
     )
     def test_refused(self, text: str, given: Any, message: str, tmp_path: Path) -> None:
@@ -568,8 +568,8 @@ class TestPrefix:
     @pytest.mark.parametrize(
         ("prefix", "message"),
         [
-            ("q_", "prob_prefix to begin the names of the columns of prob.*'q_' for"),
-            ("", "prob_prefix to be a text, or None"),
+            ("q_", "given with columns that begin with it, got 'q_' with prob_a"),
+            ("", "prob_prefix to be one text, or None"),
             ("lab", "the columns of labels, weights and by not to be those of classes"),
         ],
     )
@@ -637,8 +637,8 @@ class TestClassColumnsWithoutPrefix:
         ({"by": "id"}, "by to be a list of texts, got 'id'"),
         ({"by": None}, "by to be a list of texts, got None"),
         ({"class_names": "ab"}, "class_names to be a list of texts, got 'ab'"),
-        ({"label_column": ["label"]}, "label_column to be the name of a column"),
-        ({"weight_column": 3}, "weight_column to be the name of a column"),
+        ({"label_column": ["label"]}, "label_column to be one text, or None"),
+        ({"weight_column": 3}, "weight_column to be one text, or None"),
         ({"option_scores": "acc_norm"}, "option_scores to be one of sum, per_char"),
         ({"sources": None}, "sources to be a list of texts, got None"),
         ({"sources": [None]}, r"sources to be a list of texts, got \[None\]"),

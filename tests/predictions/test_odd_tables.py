@@ -157,7 +157,9 @@ def test_ids_are_not_counted_by_the_columns_of_another_file(
     paths = [tmp_path / f"{name}.{form}" for name in "abc"]
     assert len(load_predictions(paths[1:])) == 4
     if others is None:
-        message = rf"in one order, as the labels are ids, got .* in b\.{form} for"
+        message = (
+            rf"one order, as column 'label' holds ids, got .* in b\.{form}, c\.{form};"
+        )
         with pytest.raises(InputError, match=message):
             load_predictions(paths)
         return
