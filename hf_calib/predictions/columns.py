@@ -168,7 +168,8 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     _check_is_used(wanted, found)
     positive = wanted.positive_class
     if label is not None and found.kind != CONFIDENCE and positive is None:
-        check_unambiguous(opened.kinds[label], label, found.class_names)
+        kind = opened.kinds[label]
+        check_unambiguous(kind, f"column {label!r}", found.class_names)
     by = tuple(dict.fromkeys(wanted.by))
     return replace(
         found,

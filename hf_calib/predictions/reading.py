@@ -509,21 +509,22 @@ class _Rows:
             known = names if positive is None else None
             return known, np.zeros(self.starts[-1], np.int64)
         column = self.column(columns.label)
+        argument = f"column {columns.label!r}"
         if positive is not None:
-            other, labels = ids_of_two(column, columns.label, positive)
+            other, labels = ids_of_two(column, argument, positive)
             negative = names[0] if other is None else other
             self.notes.append(
                 f"The column {columns.scores[0]!r} is read as the probability of {positive!r}, "
                 f"and 1 minus it as that of {negative!r}."
             )
             return (negative, names[1]), labels
-        self._check_one_order(column)
+        self._check_one_order(column, argument)
         if columns.kind == SCORE and are_flags(column, columns.label, names):
-            return names, label_ids(column, columns.label, FLAGS)
+            return names, label_ids(column, argument, FLAGS)
         told = OF_SCORES if columns.kind == SCORE else OF_TABLES
-        return names, label_ids(column, columns.label, names, told)
+        return names, label_ids(column, argument, names, told)
 
-    def _check_one_order(self, labels: Any) -> None:
+    def _check_one_order(self, labels: Any, argument: str) -> None:
         """Raise for ids as labels where files have their class columns in several orders,
         or dictionaries, which have none.
         """
@@ -533,9 +534,8 @@ class _Rows:
             own = [name for name in table.names if name in columns.scores]
             if columns.by_option or tuple(own) != columns.scores:
                 odd.append(table.file.name)
-        label = str(columns.label)
-        is_ordered = not odd or not are_ids(labels, label, columns.class_names)
-        requirement = f"the classes to have one order, as column {label!r} holds ids"
+        is_ordered = not odd or not are_ids(labels, argument, columns.class_names)
+        requirement = f"the classes to have one order, as {argument} holds ids"
         got = f"none, or another one than before, in {few(odd)}"
         way_out = "write names as labels, or class columns in the same order"
         check(is_ordered, requirement, got, way_out)
@@ -550,7 +550,7 @@ class _Rows:
             requirement = "whether the prediction is correct"
             way_out = "write 0 or 1, or true or false"
             told = (requirement, way_out)
-            correct = label_ids(marked, outcome, FLAGS, told)
+            correct = label_ids(marked, f"column {outcome!r}", FLAGS, told)
             classes = [labels]
         else:
             correct = are_equal(marked, outcome, labels, str(columns.label))
