@@ -102,25 +102,20 @@ def label_ids(
     return np.asarray(found).astype(np.int64)
 
 
-def ids_of_two(
-    column: Any, argument: str, positive: str
-) -> tuple[str | None, NDArray[np.int64]]:
-    """Return 1 where a label (n,) in a pyarrow array is the positive one and 0 for the one other
-    label, and the other label, None if there is none.
+def other_label(column: Any, argument: str, positive: str) -> str | None:
+    """Return the one label in a pyarrow array that is not the positive one, None if there is none;
+    raise for several, or if no label is the positive one.
     """
-    texts = filled(column, argument).cast("string").dictionary_encode()
-    found = texts.dictionary.to_pylist()
-    is_positive = np.array([is_same(text, positive) for text in found], bool)
-    pairs = zip(found, is_positive, strict=True)
-    others = {_key(text): text for text, is_same_label in pairs if not is_same_label}
+    labels = filled(column, argument).cast("string").unique().to_pylist()
+    others = {_key(text): text for text in labels if not is_same(text, positive)}
+    is_known = any(is_same(text, positive) for text in labels)
     requirement = f"positive_class to be a label in {argument}"
-    got = f"{positive!r} for {few(found)}"
-    check(bool(is_positive.any()), requirement, got, did_you_mean(positive, found))
+    got = f"{positive!r} for {few(labels)}"
+    check(is_known, requirement, got, did_you_mean(positive, labels))
     requirement = f"{argument} to have one other label than {positive!r}"
     way_out = "write a column for each class"
-    check(len(others) < 2, requirement, few([*others.values()]), way_out)
-    ids = is_positive.astype(np.int64)[np.asarray(texts.indices)]
-    return next(iter(others.values()), None), ids
+    check(len(others) < 2, requirement, few(list(others.values())), way_out)
+    return next(iter(others.values()), None)
 
 
 def are_ids(column: Any, argument: str, names: Sequence[str]) -> bool:

@@ -57,10 +57,10 @@ from hf_calib.predictions.labels import (
     are_equal,
     are_flags,
     are_ids,
-    ids_of_two,
     is_same,
     label_ids,
     n_different,
+    other_label,
 )
 from hf_calib.predictions.logs import OptionScores, read_log, rows_of_log
 from hf_calib.predictions.predictions import (
@@ -511,16 +511,16 @@ class _Rows:
         column = self.column(columns.label)
         argument = f"column {columns.label!r}"
         if positive is not None:
-            other, labels = ids_of_two(column, argument, positive)
-            negative = names[0] if other is None else other
+            # As texts, integers are names, also if no other label gives them an order.
+            column = column.cast("string")
+            names = (other_label(column, argument, positive) or names[0], positive)
             self.notes.append(
                 f"The column {columns.scores[0]!r} is read as the probability of {positive!r}, "
-                f"and 1 minus it as that of {negative!r}."
+                f"and 1 minus it as that of {names[0]!r}."
             )
-            return (negative, names[1]), labels
-        self._check_one_order(column, argument)
-        if columns.kind == SCORE and are_flags(column, columns.label, names):
+        elif columns.kind == SCORE and are_flags(column, columns.label, names):
             return names, label_ids(column, argument, FLAGS)
+        self._check_one_order(column, argument)
         told = OF_SCORES if columns.kind == SCORE else OF_TABLES
         return names, label_ids(column, argument, names, told)
 

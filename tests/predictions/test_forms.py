@@ -458,6 +458,9 @@ class TestPositiveClass:
             ("prob_neg", ["pos", "neg", "neg"], "neg", ("pos", "neg")),
             ("prob_0", [1, 0, 0], "0", ("1", "0")),
             ("prob_yes", ["yes", "yes", "yes"], "yes", ("not yes", "yes")),
+            ("score", [0, 0, 0], "0", ("not 0", "0")),
+            ("score", [5, 5, 5], "5", ("not 5", "5")),
+            ("score", [0, 5, 5], "5", ("0", "5")),
         ],
     )
     def test_is_that_of_the_score(
