@@ -256,7 +256,8 @@ class CalibrationReport:
             counts.append(counted(n_names, "class"))
         else:
             counts.append("top labels only")
-        counts.append(counted(settings.n_bins, "bin"))
+        bins = counted(settings.n_bins, "equal-width bin")
+        counts.append(f"ECE in {bins}")
         drawn = "without resamples of examples"
         if self.before.are_resampled:
             drawn = f"from {counted(settings.n_resamples, 'resample')}"

@@ -58,7 +58,7 @@ class TestTopLabels:
         )
         report.save(tmp_path / "out")
         assert (
-            "2,000 examples, top labels only"
+            "2,000 examples, top labels only, ECE in 15 equal-width bins"
             in (tmp_path / "out/report.md").read_text()
         )
 
