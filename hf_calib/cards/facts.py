@@ -195,8 +195,10 @@ class Facts:
         rows["calibration"] = {"n": n_fitted} | rows.get(
             "calibration", {"split": self.record.get("split")}
         )
+        # Without results there are no numbers that are of any rows.
+        of_test = rows.pop("test", {})
         if self.results is not None:
-            rows["test"] = {**rows.get("test", {}), **self.results.about}
+            rows["test"] = {**of_test, **self.results.about}
         uses = {
             "train": "the weights",
             "gammas": "the loss's gammas",

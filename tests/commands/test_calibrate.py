@@ -231,6 +231,8 @@ class TestCalibrateModel:
         with torch.no_grad():
             model.bert.pooler.dense.weight.add_(0.1)
         model.save_pretrained(tmp_path / "folded")
+        done = call("evaluate", tmp_path / "folded", *words[2:])
+        assert "is for other weights than the model has" in one_line(done.stdout)
         done = call("unfold", tmp_path / "folded", tmp_path / "plain")
         said = one_line(done.stdout)
         assert (
@@ -264,6 +266,8 @@ class TestCalibrateModel:
         call("unfold", tmp_path / "out", tmp_path / "plain")
         card = (tmp_path / "plain" / "README.md").read_text()
         assert "is folded into" not in card
+        # It has no results, which are of the calibrated weights.
+        assert "the numbers above" not in card
         assert "report.md" not in names_in(tmp_path / "plain")
 
     def test_only_what_was_written_is_named(
