@@ -254,7 +254,7 @@ class CalibrationReport:
         drawn = "without resamples of examples"
         if self.before.are_resampled:
             drawn = f"from {counted(settings.n_resamples, 'resample')}"
-        bins = counted(settings.n_bins, "bin")
+        bins = f"ECE in {counted(settings.n_bins, 'equal-width bin')}"
         intervals = f"{settings.level} intervals {drawn}, seed {settings.seed}."
         end = "" if self.multi_label else f" {ECE_INTERVALS}"
         return f"{of}{examples}, {classes}, {bins}; {intervals}{end}"
