@@ -13,9 +13,9 @@ backward pass, because a second reading of the memory of a GPU costs less than a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -105,8 +105,11 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
     if is_traced():
         return plain(logits, labels, reduction)
     loss = reduction.loss
-    has_kernels = fused.takes(logits, loss.reads, reduction.class_weights)
-    if is_one_block(logits) and not has_kernels:
+    path = in_blocks
+    if fused.takes(logits, loss.reads, reduction.class_weights):
+        path = by_kernels
+    elif is_one_block(logits):
+        path = in_one_block
         # Autograd would have to differentiate the replacement of ignored rows, too.
         has_few_operations = loss.few_operations and reduction.counts is None
         # For a formula by autograd, a graph within the graph would take longer.
@@ -114,7 +117,7 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
             return plain(logits, labels, reduction)
         # Autograd casts the gradient back.
         logits = logits.to(wide(logits))
-    value: Tensor = _Loss.apply(logits, labels, reduction, has_kernels)
+    value: Tensor = _Loss.apply(logits, labels, reduction, path)
     return value
 
 
@@ -148,126 +151,163 @@ def small_block(z: Tensor, labels: Tensor, reduction: Reduction) -> Block:
 
 
 class _Loss(torch.autograd.Function):
-    """The value, whose gradient is made in the forward pass where it can be."""
+    """The value by a path, which also returns what is known of the gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, reduction: Reduction, kernels: bool
+        ctx: Any, logits: Tensor, labels: Tensor, reduction: Reduction, path: Path
     ) -> Tensor:
         ctx.save_for_backward(logits, labels)
         ctx.reduction = reduction
-        ctx.gradient = None
-        ctx.block = None
-        has_gradient = ctx.needs_input_grad[0]
-        ctx.kernels = kernels
-        if kernels:
-            return _by_kernels(ctx, logits, labels, reduction)
-        # 16 bits would be too coarse for a gradient that is not scaled yet.
-        can_be_now = logits.dtype == wide(logits)
-        if is_one_block(logits):
-            block: Any = small_block(logits, labels, reduction)
-        else:
-            target = None
-            if has_gradient and can_be_now:
-                target = empty_gradient(logits)
-            blocks = RowBlocks(logits, labels, reduction, target)
-            if is_block_by_block(reduction.loss, target):
-                ctx.gradient = target
-                return blocks.block_by_block()
-            block = blocks.read()
-        if not has_gradient:
-            return reduction.value(block.numbers)
-        value, slopes = reduction.value_and_slopes(block.numbers)
-        if can_be_now:
-            ctx.gradient = block.gradient(slopes)
-        else:
-            ctx.block = block
-            ctx.slopes = slopes
+        ctx.path = path
+        value, ctx.pending = path(logits, labels, reduction, ctx.needs_input_grad[0])
         return value
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = ctx.gradient
-        if gradient is None or torch.is_grad_enabled():
-            return _made_later(ctx, slope), None, None, None
-        # It is scaled in place. A second backward pass makes it again.
-        ctx.gradient = None
-        if not ctx.reduction.summed:
-            gradient.mul_(slope[:, None])
-        elif not is_one(slope):
-            gradient.mul_(slope)
-        return gradient, None, None, None
+        pending = ctx.pending
+        # It is used once, because most kinds are scaled in place.
+        ctx.pending = None
+        # With create_graph=True, or is_grads_batched=True, whose slopes are many.
+        are_many = torch._C._functorch.is_legacy_batchedtensor(slope)
+        by_operations = torch.is_grad_enabled() or are_many
+        if isinstance(pending, MadeGradient) and not by_operations:
+            return pending.gradient(slope), None, None, None
+        # This raises an error if logits or labels have been changed in place.
+        logits, labels = ctx.saved_tensors
+        with torch.autocast(slope.device.type, enabled=False):
+            if by_operations:
+                gradient = _by_autograd(logits, labels, ctx.reduction, slope)
+                return gradient, None, None, None
+            if pending is None:  # an earlier backward pass has used it
+                _, pending = ctx.path(logits, labels, ctx.reduction, True)
+            return pending.gradient(slope), None, None, None
 
 
-def _by_kernels(
-    ctx: Any, logits: Tensor, labels: Tensor, reduction: Reduction
+def _by_autograd(
+    logits: Tensor, labels: Tensor, reduction: Reduction, slope: Tensor
 ) -> Tensor:
-    """The value by kernels, which write the gradient of a small matrix in the same launch."""
-    block = fused.KernelBlock(logits, labels, reduction.loss.reads)
-    has_gradient = ctx.needs_input_grad[0]
-    if reduction.loss.row_formula is None:
-        numbers = block.numbers()
-        if not has_gradient:
-            return reduction.value(numbers)
-        ctx.block = block
-        value, ctx.slopes = reduction.value_and_slopes(numbers)
-        return value
-    # 16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large matrix takes longer
-    # than to read the logits again, as longer rows are.
+    """The gradient of the definition, which can be differentiated if gradients are enabled."""
+    has_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        value = plain(logits, labels, reduction)
+        (gradient,) = torch.autograd.grad(value, logits, slope, create_graph=has_graph)
+    return gradient
+
+
+# ---- What the forward pass leaves to the backward pass: a gradient, or what makes one for the slope of the value ----
+
+
+class Pending(Protocol):
+    def gradient(self, slope: Tensor) -> Tensor:
+        """The gradient (n, C) for the slope of the value, (), or of the values of the rows, (n,)."""
+
+
+@dataclass(eq=False)
+class MadeGradient:
+    """The gradient for a slope of 1, which is scaled in place."""
+
+    matrix: Tensor
+
+    def gradient(self, slope: Tensor) -> Tensor:
+        if slope.dim() == 1:
+            return self.matrix.mul_(slope[:, None])
+        return self.matrix if is_one(slope) else self.matrix.mul_(slope)
+
+
+@dataclass(eq=False)
+class KeptSlopes:
+    """Rows, and the slopes by their numbers, of logits of 16 bits, which are too coarse for a gradient to be scaled."""
+
+    rows: Block | RowBlocks
+    slopes: Slopes
+
+    def gradient(self, slope: Tensor) -> Tensor:
+        slopes = [None if own is None else own * slope for own in self.slopes]
+        return self.rows.gradient(slopes)
+
+
+@dataclass(eq=False)
+class NotYetRead:
+    """Rows of 16 bits that are computed again block by block, because their numbers are a matrix."""
+
+    rows: RowBlocks
+
+    def gradient(self, slope: Tensor) -> Tensor:
+        target = empty_gradient(self.rows.logits)
+        self.rows.block_by_block(target, slope)
+        return target
+
+
+# ---- The paths: the value, and what is left to the backward pass if there is one ----
+
+Path = Callable[[Tensor, Tensor, Reduction, bool], tuple[Tensor, Pending | None]]
+
+
+def by_kernels(
+    logits: Tensor, labels: Tensor, reduction: Reduction, has_gradient: bool
+) -> tuple[Tensor, Pending | None]:
+    """A kernel writes the gradient of a small matrix together with the values; it is made later otherwise.
+
+    16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large matrix takes longer than
+    to read the logits again, as longer rows are.
+    """
+    rows = fused.KernelRows(logits, labels, reduction.loss)
     is_short = logits.shape[1] <= fused.LONGEST_BLOCK
     is_small = is_one_block(logits)
-    if has_gradient and is_short and is_small and logits.dtype == torch.float32:
-        ctx.gradient = empty_gradient(logits)
-    elif has_gradient:
-        ctx.block = block
-    values = block.values(
-        reduction.loss, reduction.shares, ctx.gradient, ctx.block is not None
-    )
-    if ctx.block is not None:
-        ctx.slopes = block.slopes
-    return values.sum() if reduction.summed else values
-
-
-def _made_later(ctx: Any, slope: Tensor) -> Tensor:
-    """The gradient of a value whose forward pass has made none, or whose gradient will be differentiated."""
-    if ctx.block is not None and not torch.is_grad_enabled():
-        # This raises an error if logits or labels have been changed in place.
-        _ = ctx.saved_tensors
-        if ctx.kernels:
-            found: Tensor = ctx.block.gradient(ctx.slopes, slope)
-            return found
-        slopes = [None if own is None else own * slope for own in ctx.slopes]
-        gradient: Tensor = ctx.block.gradient(slopes)
-        return gradient
-    with torch.autocast(slope.device.type, enabled=False):
-        return _made_again(ctx, slope)
-
-
-def _made_again(ctx: Any, slope: Tensor) -> Tensor:
-    """The gradient of a value whose forward pass is over; by autograd if it will be differentiated."""
-    logits, labels = ctx.saved_tensors
-    reduction = ctx.reduction
-    if torch.is_grad_enabled():  # create_graph=True
-        value = plain(logits, labels, reduction)
-        (gradient,) = torch.autograd.grad(value, logits, slope, create_graph=True)
-        return gradient
-    reduction = reduction.times(slope)
-    if ctx.kernels:
-        kernels = fused.KernelBlock(logits, labels, reduction.loss.reads)
-        gradient = empty_gradient(logits)
-        kernels.values(reduction.loss, reduction.shares, gradient, keeps=False)
-        return gradient
-    if is_one_block(logits):
-        block: Any = small_block(logits, labels, reduction)
+    pending: Pending | None = None
+    if not has_gradient:
+        values = rows.values(reduction.shares)
+    elif is_short and is_small and logits.dtype == torch.float32:
+        target = empty_gradient(logits)
+        values = rows.values(reduction.shares, gradient=target)
+        pending = MadeGradient(target)
     else:
-        gradient = empty_gradient(logits)
-        blocks = RowBlocks(logits, labels, reduction, gradient)
-        if is_block_by_block(reduction.loss, gradient):
-            blocks.block_by_block()
-            return gradient
-        block = blocks.read()
-    _, slopes = reduction.value_and_slopes(block.numbers)
-    return block.gradient(slopes)
+        values = rows.values(reduction.shares, keeps_slopes=True)
+        pending = rows
+    return values.sum() if reduction.summed else values, pending
+
+
+def in_one_block(
+    logits: Tensor, labels: Tensor, reduction: Reduction, has_gradient: bool
+) -> tuple[Tensor, Pending | None]:
+    """Few operations, each of which costs more than its numbers."""
+    block = small_block(logits, labels, reduction)
+    return _of_all_rows(block, logits, reduction, has_gradient)
+
+
+def in_blocks(
+    logits: Tensor, labels: Tensor, reduction: Reduction, has_gradient: bool
+) -> tuple[Tensor, Pending | None]:
+    """Blocks of rows that stay in the cache, whose gradients are written to one matrix."""
+    target = None
+    if has_gradient and is_wide(logits):
+        target = empty_gradient(logits)
+    rows = RowBlocks(logits, labels, reduction, target)
+    if not is_block_by_block(reduction.loss, target):
+        rows.read()
+        return _of_all_rows(rows, logits, reduction, has_gradient)
+    value = rows.block_by_block(target)
+    if not has_gradient:
+        return value, None
+    return value, NotYetRead(rows) if target is None else MadeGradient(target)
+
+
+def _of_all_rows(
+    rows: Block | RowBlocks, logits: Tensor, reduction: Reduction, has_gradient: bool
+) -> tuple[Tensor, Pending | None]:
+    """One formula for the numbers of all rows."""
+    if not has_gradient:
+        return reduction.value(rows.numbers), None
+    value, slopes = reduction.value_and_slopes(rows.numbers)
+    if is_wide(logits):
+        return value, MadeGradient(rows.gradient(slopes))
+    return value, KeptSlopes(rows, slopes)
+
+
+def is_wide(logits: Tensor) -> bool:
+    """Whether the logits have the dtype of the computation."""
+    return logits.dtype == wide(logits)
 
 
 def is_one(slope: Tensor) -> bool:
@@ -300,17 +340,16 @@ class RowBlocks:
         reduction: Reduction,
         target: Tensor | None,
     ) -> None:
-        self._logits = logits
+        self.logits = logits
         self._labels = labels
         self._reduction = reduction
         self._target = target
-        self._can_wait = target is not None and target.dtype == wide(logits)
         self._read: list[CacheBlock | None] = []
         size = rows_per_block(logits)
         starts = range(0, len(logits), size)
         self._parts = [slice(start, start + size) for start in starts]
 
-    def read(self) -> RowBlocks:
+    def read(self) -> None:
         """Find the numbers of all rows."""
         has_matrix = _has_matrix(self._reduction.loss)
         found = []
@@ -318,59 +357,59 @@ class RowBlocks:
             block = self._block(rows)
             found.append(block.numbers)
             self._read.append(None if has_matrix else block)
-            if not self._can_wait:
+            if self._target is None:
                 block.forget()
             del block
         self.numbers = [_joined(own) for own in zip(*found, strict=True)]
-        return self
 
     def gradient(self, slopes: Slopes) -> Tensor:
         whole = self._target
         if whole is None:
-            whole = empty_gradient(self._logits)
+            whole = empty_gradient(self.logits)
         for rows, block in zip(self._parts, self._read, strict=True):
             if block is None:
                 block = self._block(rows)
-            elif not self._can_wait:
+            elif self._target is None:
                 block.read(self._wide_logits(rows), None)
             own = [None if slope is None else slope[rows] for slope in slopes]
             _write(whole[rows], block.gradient(own))
             block.forget()
         return whole
 
-    def block_by_block(self) -> Tensor:
-        """The value, with a formula for each block, whose gradient is written to `target` if it is given."""
+    def block_by_block(
+        self, gradient: Tensor | None, slope: Tensor | None = None
+    ) -> Tensor:
+        """The value times the slope, with a formula for each block, whose gradient is written if it is given."""
+        reduction = self._reduction
+        if slope is not None:
+            reduction = reduction.times(slope)
         values = []
         for rows in self._parts:
             block = self._block(rows)
-            own = self._reduction.of_rows(rows)
-            if self._target is None:
+            own = reduction.of_rows(rows)
+            if gradient is None:
                 values.append(own.value(block.numbers))
             else:
                 value, slopes = own.value_and_slopes(block.numbers)
                 values.append(value)
-                _write(self._target[rows], block.gradient(slopes))
+                _write(gradient[rows], block.gradient(slopes))
             # Otherwise two blocks would be in memory.
             del block
-        is_scalar = self._reduction.summed
-        return torch.stack(values).sum() if is_scalar else torch.cat(values)
+        return torch.stack(values).sum() if reduction.summed else torch.cat(values)
 
     def _block(self, rows: slice) -> CacheBlock:
         reduction = self._reduction
-        place = None
-        if self._target is not None and self._can_wait:
-            place = self._target[rows]
         return CacheBlock(
             self._wide_logits(rows),
             self._labels[rows],
             reduction.loss.reads,
             reduction.class_weights,
-            place,
+            None if self._target is None else self._target[rows],
             all_count=reduction.counts is None,
         )
 
     def _wide_logits(self, rows: slice) -> Tensor:
-        z = self._logits[rows].to(wide(self._logits))
+        z = self.logits[rows].to(wide(self.logits))
         counts = self._reduction.counts
         if counts is None:
             return z
