@@ -106,7 +106,7 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
         return plain(logits, labels, reduction)
     loss = reduction.loss
     path = in_blocks
-    if fused.takes(logits, loss.reads, reduction.class_weights):
+    if fused.takes(logits, loss.row_formula, loss.reads, reduction.class_weights):
         path = by_kernels
     elif is_one_block(logits):
         path = in_one_block
@@ -252,7 +252,9 @@ def by_kernels(
     16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large matrix takes longer than
     to read the logits again, as longer rows are.
     """
-    rows = fused.KernelRows(logits, labels, reduction.loss)
+    loss = reduction.loss
+    arguments = loss.arguments(reduction.shares)
+    rows = fused.KernelRows(logits, labels, loss.row_formula, loss.reads, arguments)
     is_short = logits.shape[1] <= fused.LONGEST_BLOCK
     is_small = is_one_block(logits)
     pending: Pending | None = None
