@@ -330,7 +330,7 @@ class RowBlocks:
     """A large matrix in blocks of rows, with the interface of `Block` and one formula for the numbers of all rows.
 
     That takes fewer operations than a formula for each block. The probabilities of a block wait in `target`, which
-    becomes the gradient; in 16 bits, and next to statistics that are matrices, they are computed again.
+    becomes the gradient; in 16 bits they are computed again.
     """
 
     numbers: list[Any]
@@ -346,22 +346,22 @@ class RowBlocks:
         self._labels = labels
         self._reduction = reduction
         self._target = target
-        self._read: list[CacheBlock | None] = []
+        self._read: list[CacheBlock] = []
         size = rows_per_block(logits)
         starts = range(0, len(logits), size)
         self._parts = [slice(start, start + size) for start in starts]
 
     def read(self) -> None:
         """Find the numbers of all rows."""
-        has_matrix = _has_matrix(self._reduction.loss)
         found = []
         for rows in self._parts:
             block = self._block(rows)
             found.append(block.numbers)
-            self._read.append(None if has_matrix else block)
+            # A matrix would be in memory twice.
+            del block.numbers
             if self._target is None:
                 block.forget()
-            del block
+            self._read.append(block)
         self.numbers = [_joined(own) for own in zip(*found, strict=True)]
 
     def gradient(self, slopes: Slopes) -> Tensor:
@@ -369,9 +369,7 @@ class RowBlocks:
         if whole is None:
             whole = empty_gradient(self.logits)
         for rows, block in zip(self._parts, self._read, strict=True):
-            if block is None:
-                block = self._block(rows)
-            elif self._target is None:
+            if self._target is None:
                 block.read(self._wide_logits(rows), None)
             own = [None if slope is None else slope[rows] for slope in slopes]
             _write(whole[rows], block.gradient(own))

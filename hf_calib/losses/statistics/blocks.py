@@ -7,7 +7,7 @@ operation costs more than its numbers. A `CacheBlock` is a part of a large matri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,12 @@ from torch import Tensor
 from hf_calib._errors import InputValueError
 from hf_calib.losses.arithmetic import tiny
 from hf_calib.losses.statistics import definitions as defined
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic, wide
+from hf_calib.losses.statistics.definitions import (
+    IGNORE_INDEX,
+    Change,
+    Statistic,
+    wide,
+)
 
 # The halves of PyTorch's cross entropy, which its own `nll_loss` and `log_softmax` call.
 _nll_forward = torch.ops.aten.nll_loss_forward.default
@@ -87,12 +92,18 @@ class Block:
 
         The label's probability is left out rather than subtracted, so the sum is accurate also if it is near 1.
         """
-        others = self.probs.scatter(1, self.column, 0.0)
-        if power == 2:
-            others = others.square()
-        elif power != 1:
-            others = others.clamp_min(tiny(others)).pow(power)
+        others = self.powers_of_others(power)
         return others.sum(1), others
+
+    def powers_of_others(self, power: float) -> Tensor:
+        """The powers of the probabilities with 0 for the label, (n, C)."""
+        if power == 1:
+            return self.probs.scatter(1, self.column, 0.0)
+        if power == 2:
+            powers = self.probs.square()
+        else:
+            powers = self.probs.clamp_min(tiny(self.z)).pow(power)
+        return powers.scatter_(1, self.column, 0.0)
 
     def log_probs_above(self, least: float) -> Tensor:
         """max(log p, least), (n, C)."""
@@ -131,37 +142,25 @@ class Block:
             slopes[0], log_probs, self.labels, None, _NO_REDUCTION, IGNORE_INDEX,
             self._of_weights,
         )  # fmt: skip
-        of_logits = self._add_statistics(matrix, slopes)
-        for factor in self._factors(slopes):
-            matrix.addcmul_(self.probs, factor)
+        changes, of_logits = self._changes(slopes)
+        for change in changes:
+            change.add_to(matrix)
         gradient = _log_softmax_backward(matrix, log_probs, 1, log_probs.dtype)
-        for statistic, kept, slope in of_logits:
-            statistic.add_to(self, gradient, kept, slope)
+        for change in of_logits:
+            change.add_to(gradient)
         return gradient
 
-    def _factors(self, slopes: Slopes) -> Iterator[Tensor]:
-        """What the statistics add as multiples of the probabilities, (n, C) each."""
-        for i, statistic in enumerate(self.reads):
-            slope = slopes[i + 1]
-            if slope is not None and slope.dim() == 1:
-                factor = statistic.factor(self, self._kept[i], slope[:, None])
-                if factor is not None:
-                    yield factor
-
-    def _add_statistics(self, matrix: Tensor, slopes: Slopes) -> list[Any]:
-        """Add the derivatives of the statistics to the matrix; return those by the logits themselves."""
-        of_logits = []
-        for i, statistic in enumerate(self.reads):
-            slope = slopes[i + 1]
-            if slope is None:
-                continue
-            if slope.dim() == 1:
-                slope = slope[:, None]
-            if statistic.is_of_logits:
-                of_logits.append((statistic, self._kept[i], slope))
-            else:
-                statistic.add_to(self, matrix, self._kept[i], slope)
-        return of_logits
+    def _changes(self, slopes: Slopes) -> tuple[list[Change], list[Change]]:
+        """The changes by the statistics, and those that are by the logits themselves."""
+        by_log_probs: list[Change] = []
+        by_logits: list[Change] = []
+        read = zip(self.reads, self._kept, slopes[1:], strict=True)
+        for statistic, kept, slope in read:
+            if slope is not None and statistic.has_derivative:
+                changes = by_logits if statistic.is_of_logits else by_log_probs
+                column = slope if slope.dim() == 2 else slope[:, None]
+                changes.append(statistic.change(self, kept, column))
+        return by_log_probs, by_logits
 
 
 class CacheBlock(Block):
@@ -253,22 +252,19 @@ class CacheBlock(Block):
         return self._column
 
     def gradient(self, slopes: Slopes) -> Tensor:
-        """As of `Block`: m - p * sum(m), where the sum is known beforehand. The probabilities are overwritten."""
-        by_ce, *others = slopes
+        """As of `Block`: m - p * sum(m). The probabilities are overwritten."""
+        by_ce = slopes[0]
         assert by_ce is not None
+        by_ce = by_ce[:, None]
+        changes, of_logits = self._changes(slopes)
         # The derivative of the cross entropy by l is -1 at the label.
         total = -by_ce
-        read = zip(self.reads, self.numbers[1:], self._kept, others, strict=True)
-        for statistic, value, kept, slope in read:
-            if slope is not None:
-                total = total + statistic.total(value, kept, slope)
-        of_probs = -total[:, None]
-        for factor in self._factors(slopes):
-            of_probs = factor.add_(of_probs)
-        gradient = self._probs.mul_(of_probs)
-        for statistic, kept, slope in self._add_statistics(gradient, slopes):
-            statistic.add_to(self, gradient, kept, slope)
-        return gradient.scatter_add_(1, self._column, -by_ce[:, None])
+        for change in changes:
+            total = total + change.total()
+        gradient = self._probs.mul_(-total)
+        for change in changes + of_logits:
+            change.add_to(gradient)
+        return gradient.scatter_add_(1, self._column, -by_ce)
 
 
 class Decisions:

@@ -1,8 +1,8 @@
 """Definitions of the statistics of rows: the value of each next to its derivative.
 
-Let l = log softmax(z) for a row of logits z with label y, and p = exp(l). A statistic is a function of l, and its
-derivative by l, times a slope per row, is added to a matrix m (n, C). The gradient by z is then m - p * sum(m), in
-which m may be short of any multiple of p. `LogitNorm` is a function of z itself, so its derivative is by z.
+Let l = log softmax(z) for a row of logits z with label y, and p = exp(l). A statistic is a function of l, and a slope per
+row times its derivative by l is a `Change` of a matrix m (n, C). The gradient by z is then m - p * sum(m), in which m
+may be short of any multiple of p. `LogitNorm` is a function of z itself, so its derivative is by z.
 
 The values are computed by differentiable operations; autograd's derivatives of them are the definition.
 """
@@ -41,6 +41,32 @@ def wide(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
+@dataclass(eq=False)
+class Change:
+    """factor * slope * d(value)/dl: the derivative (n, C), or that by the classes at `index`, (n, k); the slope is (n, 1).
+
+    The slope by a statistic that is a matrix is a change by itself, whose own slope is None.
+    """
+
+    derivative: Tensor
+    slope: Tensor | None
+    factor: float = 1.0
+    index: Tensor | None = None
+
+    def add_to(self, matrix: Tensor) -> None:
+        if self.slope is None:
+            matrix += self.derivative
+        elif self.index is None:
+            matrix.addcmul_(self.derivative, self.slope, value=self.factor)
+        else:
+            matrix.scatter_add_(1, self.index, self.derivative * self.slope)
+
+    def total(self) -> Tensor:
+        """What is added to each row, (n, 1)."""
+        total = self.derivative.sum(1, keepdim=True)
+        return total if self.slope is None else total * (self.factor * self.slope)
+
+
 class Statistic:
     """A number of every row."""
 
@@ -52,19 +78,12 @@ class Statistic:
     is_matrix: ClassVar[bool] = False
 
     def value(self, block: Block) -> tuple[Any, Any]:
-        """The numbers (n,), and what `add_to` and `total` need."""
+        """The numbers (n,), and what `change` needs."""
         raise NotImplementedError
 
-    def add_to(self, block: Block, matrix: Tensor, kept: Any, slope: Tensor) -> None:
-        """Add slope * d(value)/dl to the matrix (n, C), in place, unless `factor` is given; the slope is (n, 1)."""
-
-    def factor(self, block: Block, kept: Any, slope: Tensor) -> Tensor | None:
-        """By what p is multiplied in slope * d(value)/dl, (n, C), where that takes less time than `add_to`."""
-        return None
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor | float:
-        """The sum (n,) of what is added to a row; the slope is (n,)."""
-        return 0.0
+    def change(self, block: Block, kept: Any, slope: Tensor) -> Change:
+        """The change for a slope (n, 1), or (n, C) by a matrix."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -81,14 +100,11 @@ class Constant(Statistic):
 class SomeProbabilities(Statistic):
     """A sum of probabilities of some classes, each of which is its derivative by the l of its class."""
 
-    def add_to(
-        self, block: Block, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
-    ) -> None:
+    def change(
+        self, block: Block, kept: tuple[Tensor, Tensor], slope: Tensor
+    ) -> Change:
         index, probs = kept
-        matrix.scatter_add_(1, index, probs * slope)
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        return slope * value
+        return Change(probs, slope, index=index)
 
 
 @dataclass(frozen=True)
@@ -124,22 +140,9 @@ class OtherPowers(Statistic):
     def value(self, block: Block) -> tuple[Tensor, Tensor | None]:
         return block.other_powers(self.power)
 
-    def add_to(
-        self, block: Block, matrix: Tensor, kept: Tensor | None, slope: Tensor
-    ) -> None:
-        if kept is not None:
-            matrix.addcmul_(kept, slope, value=self.power)
-
-    def factor(self, block: Block, kept: Tensor | None, slope: Tensor) -> Tensor | None:
-        if kept is not None:
-            return None
-        lower = block.probs
-        if self.power != 2:
-            lower = lower.pow(self.power - 1)
-        return (lower * (self.power * slope)).scatter_(1, block.column, 0)
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        return self.power * slope * value
+    def change(self, block: Block, kept: Tensor | None, slope: Tensor) -> Change:
+        powers = block.powers_of_others(self.power) if kept is None else kept
+        return Change(powers, slope, factor=self.power)
 
 
 @dataclass(frozen=True)
@@ -148,16 +151,13 @@ class Entropy(Statistic):
 
     reads_logits = True
 
-    def value(self, block: Block) -> tuple[Tensor, Tensor | float]:
+    def value(self, block: Block) -> tuple[Tensor, None]:
         ratios, shift = block.log_ratios_above(LOG_ZERO)
-        return -torch.linalg.vecdot(block.probs, ratios) - shift, shift
+        return -torch.linalg.vecdot(block.probs, ratios) - shift, None
 
-    def factor(self, block: Block, kept: Any, slope: Tensor) -> Tensor:
+    def change(self, block: Block, kept: None, slope: Tensor) -> Change:
         ratios, _ = block.log_ratios_above(LOG_ZERO)
-        return ratios.mul_(-slope)
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        return slope * (value + kept)
+        return Change(ratios.mul_(block.probs), slope, factor=-1.0)
 
 
 @dataclass(frozen=True)
@@ -170,17 +170,13 @@ class MeanLogProb(Statistic):
 
     reads_logits = True
 
-    def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Any]]:
+    def value(self, block: Block) -> tuple[Tensor, Tensor]:
         unmasked = block.unmasked()
         count = unmasked.sum(1)
         weights = self._weighted(unmasked, block)
         # The product of the least number with 0 is 0.
         log_probs = block.log_probs_above(torch.finfo(weights.dtype).min)
-        mean = torch.linalg.vecdot(weights, log_probs) / count
-        mean_weight = None
-        if block.class_weights is not None:
-            mean_weight = weights.sum(1) / count
-        return mean, (count, mean_weight)
+        return torch.linalg.vecdot(weights, log_probs) / count, count
 
     def _weighted(self, unmasked: Tensor, block: Block) -> Tensor:
         """v for each class, (n, C)."""
@@ -189,16 +185,9 @@ class MeanLogProb(Statistic):
         of_label = block.class_weights[block.column]
         return unmasked * (block.class_weights / of_label)
 
-    def add_to(
-        self, block: Block, matrix: Tensor, kept: tuple[Tensor, Any], slope: Tensor
-    ) -> None:
-        count, _ = kept
+    def change(self, block: Block, count: Tensor, slope: Tensor) -> Change:
         weights = self._weighted(block.unmasked(), block)
-        matrix.addcmul_(weights, slope / count[:, None])
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        mean_weight = kept[-1]
-        return slope if mean_weight is None else slope * mean_weight
+        return Change(weights, slope / count[:, None])
 
 
 @dataclass(frozen=True)
@@ -249,11 +238,8 @@ class LogProbs(Statistic):
     def value(self, block: Block) -> tuple[Tensor, None]:
         return block.log_probs, None
 
-    def add_to(self, block: Block, matrix: Tensor, kept: None, slope: Tensor) -> None:
-        matrix += slope
-
-    def total(self, value: Tensor, kept: None, slope: Tensor) -> Tensor:
-        return slope.sum(1)
+    def change(self, block: Block, kept: None, slope: Tensor) -> Change:
+        return Change(slope, None)
 
 
 @dataclass(frozen=True)
@@ -278,13 +264,13 @@ class LogitNorm(Statistic):
         norm = relative.pow(self.order).sum(1).pow(1 / self.order) * largest.squeeze(1)
         return norm, norm
 
-    def add_to(self, block: Block, matrix: Tensor, norm: Tensor, slope: Tensor) -> None:
+    def change(self, block: Block, norm: Tensor, slope: Tensor) -> Change:
         z = _unmasked_logits(block)
         own = z.sign()
         if self.order != 1:
             relative = z.abs() / norm[:, None].clamp_min(tiny(z))
             own *= relative.pow(self.order - 1)
-        matrix.addcmul_(own, slope)
+        return Change(own, slope)
 
 
 def _unmasked_logits(block: Block) -> Tensor:
