@@ -97,13 +97,10 @@ class Block:
 
     def powers_of_others(self, power: float) -> Tensor:
         """The powers of the probabilities with 0 for the label, (n, C)."""
-        if power == 1:
-            return self.probs.scatter(1, self.column, 0.0)
+        others = self.probs.scatter(1, self.column, 0.0)
         if power == 2:
-            powers = self.probs.square()
-        else:
-            powers = self.probs.clamp_min(tiny(self.z)).pow(power)
-        return powers.scatter_(1, self.column, 0.0)
+            return others.square()
+        return others if power == 1 else others.clamp_min(tiny(others)).pow(power)
 
     def log_probs_above(self, least: float) -> Tensor:
         """max(log p, least), (n, C)."""
@@ -227,6 +224,9 @@ class CacheBlock(Block):
         norm = torch.linalg.vector_norm(self._probs, power, dim=1)
         self._probs.scatter_(1, self._column, of_label)
         return norm.pow(power), None
+
+    def powers_of_others(self, power: float) -> Tensor:
+        return self._probs.pow(power).scatter_(1, self._column, 0)
 
     @property
     def log_probs(self) -> Tensor:  # type: ignore[override]
