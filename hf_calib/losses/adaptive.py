@@ -283,17 +283,12 @@ class GapTableLoss(AdaptiveLoss):
         own = {"bin_gaps": (-1.0, 1.0), "class_gaps": finite, "progress": (0.0, 1.0)}
         return super()._limits() | own
 
-    def _check(self, logits: Tensor, labels: Tensor) -> bool:
-        multi_label = super()._check(logits, labels)
-        fits = len(self.class_gaps) in (0, logits.shape[-1])
+    def _check_number_of_classes(self, n_classes: int) -> None:
+        super()._check_number_of_classes(n_classes)
+        got = len(self.class_gaps)
         requirement = "class_gaps to have one entry for each class of the logits"
-        check(
-            fits,
-            requirement,
-            len(self.class_gaps),
-            "update the loss with those of its own model",
-        )
-        return multi_label
+        way_out = "update the loss with those of its own model"
+        check(got in (0, n_classes), requirement, got, way_out)
 
     def arguments(self, ce: Tensor) -> dict[str, Any]:
         return {"table": self, **self._values}

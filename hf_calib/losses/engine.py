@@ -111,9 +111,9 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
     elif is_one_block(logits):
         path = in_one_block
         # Autograd would have to differentiate the replacement of ignored rows, too.
-        has_few_operations = loss.few_operations and reduction.counts is None
+        has_few_operations = loss.entry.few_operations and reduction.counts is None
         # For a formula by autograd, a graph within the graph would take longer.
-        if loss.by_autograd or has_few_operations:
+        if loss.entry.by_autograd or has_few_operations:
             return plain(logits, labels, reduction)
         # Autograd casts the gradient back.
         logits = logits.to(wide(logits))
@@ -253,8 +253,10 @@ def by_kernels(
     to read the logits again, as longer rows are.
     """
     loss = reduction.loss
+    formula = loss.row_formula
+    assert formula is not None
     arguments = loss.arguments(reduction.shares)
-    rows = fused.KernelRows(logits, labels, loss.row_formula, loss.reads, arguments)
+    rows = fused.KernelRows(logits, labels, formula, loss.reads, arguments)
     is_short = logits.shape[1] <= fused.LONGEST_BLOCK
     is_small = is_one_block(logits)
     pending: Pending | None = None
@@ -421,7 +423,7 @@ def is_block_by_block(loss: CalibrationLoss, target: Tensor | None) -> bool:
 
     It is for numbers that are matrices, and for logits that are read again while they are in the cache.
     """
-    if loss.needs_all_rows:
+    if not loss.entry.is_of_single_rows:
         return False
     reads_logits = any(statistic.reads_logits for statistic in loss.reads)
     return _has_matrix(loss) or (reads_logits and target is not None)

@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Literal, NoReturn, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +21,21 @@ from hf_calib._errors import (
     expected,
 )
 from hf_calib.losses.arithmetic import tiny
-from hf_calib.losses.engine import Reduction, all_count, is_traced, reduced
-from hf_calib.losses.ranges import (
-    INFINITY,
-    Hyperparameter,
-    hyperparameters_of,
-    numbers_of,
-)
-from hf_calib.losses.statistics import definitions as defined
-from hf_calib.losses.statistics.blocks import (
-    Decisions,
+from hf_calib.losses.checks import (
+    check_items,
     check_labels,
+    check_shape,
     check_shares,
+    check_tensors,
+    checked_class_weights,
+    checked_pos_weight,
     name_wrong_label,
+    refuse,
 )
+from hf_calib.losses.engine import Reduction, all_count, is_traced, reduced
+from hf_calib.losses.ranges import INFINITY, Hyperparameter, hyperparameters_of
+from hf_calib.losses.statistics import definitions as defined
+from hf_calib.losses.statistics.blocks import Decisions
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic, wide
 from hf_calib.losses.statistics.soft_labels import (
     KNOWN_OF_EVERY_CLASS,
@@ -77,34 +77,114 @@ class Shared(TypedDict, total=False):
     )
 
 
-@dataclass(frozen=True, eq=False)
-class LossEntry:
+def _no_statistics(**values: Any) -> Sequence[Statistic]:
+    return ()
+
+
+def _no_check(**values: Any) -> None:
+    """Any hyperparameters in their ranges go together."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class loss(Generic[Module]):  # noqa: N801, it is used as a decorator
+    """Turn a formula into a constructor, and add it to `LOSSES`.
+
+    The formula, `name(ce, *statistics, *, hyperparameters)`, gets the cross entropy of each row (N,) and the statistics
+    that it reads. It returns the value of each row, 0 if the label has probability 1, followed by the derivative of the
+    value by each of these: (N,), or a number for all rows.
+
+    Attributes:
+        source: the reference in the docstring.
+        reads: gives the statistics for the hyperparameters, in the formula's order.
+        rows: for a loss that couples the batch, the formula of a row, which reads the cross entropy only. The decorated
+            formula is then the penalty: a scalar, followed by its derivative by each number of each row.
+        by_autograd: the formula returns its value only, and autograd differentiates it.
+        few_operations: autograd differentiates the whole loss of few rows in less time than the slopes take.
+        needs_all_rows: the formula couples the rows of a call, so they cannot be computed in blocks.
+        multi_label: whether the loss is also defined for a sigmoid per label.
+        check: is called with all hyperparameters.
+        module: the class of the loss; one with a table passes it to the formula.
+    """
+
+    source: str = ""
+    reads: Reads = _no_statistics
+    rows: Formula | None = None
+    by_autograd: bool = False
+    few_operations: bool = False
+    needs_all_rows: bool = False
+    multi_label: bool = False
+    check: Callable[..., None] = _no_check
+    module: type[Module] | None = None
+
+    def __call__(self, formula: Formula) -> Callable[..., Module]:
+        known = hyperparameters_of(formula)
+
+        def constructor(*args: Any, **given: Any) -> Any:
+            if args:
+                raise InputTypeError(
+                    f"{formula.__name__} takes its hyperparameters by name only"
+                )
+            return entry.make(given, InputTypeError)
+
+        for attribute in ("__name__", "__qualname__", "__module__"):
+            setattr(constructor, attribute, getattr(formula, attribute))
+        references = f"\nReferences:\n    {self.source}.\n\nExample:\n"
+        text = inspect.getdoc(formula) or ""
+        if self.source:
+            text = text.replace("\nExample:\n", references)
+        constructor.__doc__ = text
+        own = inspect.signature(formula).parameters
+        shared = inspect.signature(make_loss).parameters
+        parameters = [own[name] for name in known]
+        parameters += [shared[name] for name in Shared.__annotations__]
+        made: Any = self.module or CalibrationLoss
+        signature = inspect.Signature(parameters, return_annotation=made)
+        constructor.__signature__ = signature  # type: ignore[attr-defined]
+        declared = vars(self) | {"module": made}
+        entry = LossEntry(
+            **declared,
+            name=formula.__name__,
+            constructor=constructor,
+            hyperparameters=known,
+            formula=formula,
+        )
+        LOSSES[entry.name] = entry
+        return constructor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LossEntry(loss[Any]):
     """A row of `LOSSES`: constructor, formula, source, and each hyperparameter's default and range."""
 
     name: str
     constructor: Callable[..., CalibrationLoss]
-    source: str
-    multi_label: bool
     hyperparameters: Mapping[str, Hyperparameter]
     formula: Formula
-    reads: Reads
-    rows: Formula | None
-    by_autograd: bool
-    few_operations: bool
-    needs_all_rows: bool
     module: type[CalibrationLoss]
-    check: Callable[..., None]
 
     @property
     def couples_batch(self) -> bool:
         return self.rows is not None
 
     @property
+    def is_of_single_rows(self) -> bool:
+        """Whether the value of a row depends on no other row."""
+        return not (self.needs_all_rows or self.couples_batch)
+
+    @property
     def takes_soft_labels(self) -> bool:
         """Whether the loss, with its default hyperparameters, has a form for soft labels of one softmax."""
         known = self.hyperparameters.items()
         reads = self.reads(**{name: each.default for name, each in known})
-        return not self.couples_batch and not _known_of_one_label_only(reads)
+        return self.refusal_of_soft_labels(reads) is None
+
+    def refusal_of_soft_labels(self, reads: Sequence[Statistic]) -> str | None:
+        """Why a loss that reads these statistics has no form for soft labels of one softmax; None if it has one."""
+        if self.couples_batch:
+            return "couples the batch"
+        kinds = [type(each) for each in reads]
+        unknown = [each.__name__ for each in kinds if each not in KNOWN_OF_EVERY_CLASS]
+        return f"reads {', '.join(unknown)}" if unknown else None
 
     def make(
         self, given: Mapping[str, Any], refusal: type[Exception]
@@ -115,11 +195,10 @@ class LossEntry:
         has = f"it has: {', '.join(defaults) or 'none'}"
         names = [*known, *Shared.__annotations__]
         for key in given.keys() - names:
-            requirement = f"the hyperparameters of loss {self.name!r}"
             # PyTorch's name of the class weights is nearer to another one.
-            wanted = "class_weights" if key == "weight" else key
-            way_out = f"{has} ({did_you_mean(wanted, names)})"
-            raise refusal(f"expected {requirement}, got {key!r}; {way_out}")
+            nearest = did_you_mean("class_weights" if key == "weight" else key, names)
+            requirement = f"the hyperparameters of loss {self.name!r}"
+            raise refusal(f"expected {requirement}, got {key!r}; {has} ({nearest})")
         values = {}
         for key, each in known.items():
             value = given.get(key, each.default)
@@ -137,82 +216,6 @@ class LossEntry:
 
 #: All losses by name, each a `LossEntry`.
 LOSSES: dict[str, LossEntry] = {}
-
-
-def loss(
-    *,
-    source: str = "",
-    reads: Reads = lambda **values: (),
-    rows: Formula | None = None,
-    by_autograd: bool = False,
-    few_operations: bool = False,
-    needs_all_rows: bool = False,
-    multi_label: bool = False,
-    check: Callable[..., None] = lambda **values: None,
-    module: type[Module] | None = None,
-) -> Callable[[Formula], Callable[..., Module]]:
-    """Turn a formula into a constructor, and add it to `LOSSES`.
-
-    The formula, `name(ce, *statistics, *, hyperparameters)`, gets the cross entropy of each row (N,) and the statistics
-    that it reads. It returns the value of each row, 0 if the label has probability 1, followed by the derivative of the
-    value by each of these: (N,), or a number for all rows.
-
-    Args:
-        source: the reference in the docstring.
-        reads: gives the statistics for the hyperparameters, in the formula's order.
-        rows: for a loss that couples the batch, the formula of a row, which reads the cross entropy only. The decorated
-            formula is then the penalty: a scalar, followed by its derivative by each number of each row.
-        by_autograd: the formula returns its value only, and autograd differentiates it.
-        few_operations: autograd differentiates the whole loss of few rows in less time than the slopes take.
-        needs_all_rows: the formula couples the rows of a call, so they cannot be computed in blocks.
-        multi_label: whether the loss is also defined for a sigmoid per label.
-        check: is called with all hyperparameters.
-        module: the class of the loss; one with a table passes it to the formula.
-    """
-
-    def declare(formula: Formula) -> Callable[..., Module]:
-        made: Any = module or CalibrationLoss
-        known = hyperparameters_of(formula)
-
-        def constructor(*args: Any, **given: Any) -> Any:
-            if args:
-                raise InputTypeError(
-                    f"{formula.__name__} takes its hyperparameters by name only"
-                )
-            return entry.make(given, InputTypeError)
-
-        for attribute in ("__name__", "__qualname__", "__module__"):
-            setattr(constructor, attribute, getattr(formula, attribute))
-        references = f"\nReferences:\n    {source}.\n\nExample:\n"
-        text = inspect.getdoc(formula) or ""
-        if source:
-            text = text.replace("\nExample:\n", references)
-        constructor.__doc__ = text
-        own = inspect.signature(formula).parameters
-        shared = inspect.signature(make_loss).parameters
-        parameters = [own[name] for name in known]
-        parameters += [shared[name] for name in Shared.__annotations__]
-        signature = inspect.Signature(parameters, return_annotation=made)
-        constructor.__signature__ = signature  # type: ignore[attr-defined]
-        entry = LossEntry(
-            name=formula.__name__,
-            constructor=constructor,
-            source=source,
-            multi_label=multi_label,
-            hyperparameters=known,
-            formula=formula,
-            reads=reads,
-            rows=rows,
-            by_autograd=by_autograd,
-            few_operations=few_operations,
-            needs_all_rows=needs_all_rows or rows is not None,
-            module=made,
-            check=check,
-        )
-        LOSSES[entry.name] = entry
-        return constructor
-
-    return declare
 
 
 def cross_entropy_of_rows(ce: Tensor, **values: Any) -> tuple[Tensor, float]:
@@ -287,20 +290,7 @@ class CalibrationLoss(nn.Module):
         problem_type: str | None,
     ) -> None:
         super().__init__()
-        known = [kind for kind in PROBLEM_TYPES if kind]
-        way_out = did_you_mean(problem_type, known)
-        way_out = (
-            "calibration is about classifiers"
-            if problem_type == "regression"
-            else way_out
-        )
-        check(
-            problem_type in [*PROBLEM_TYPES],
-            f"problem_type to be one of {known}",
-            repr(problem_type),
-            way_out,
-        )
-        entry = LOSSES[name]
+        _check_problem_type(problem_type)
         self.name = name
         self.hyperparameters = {
             k: INFINITY if v == math.inf else v for k, v in values.items()
@@ -308,25 +298,18 @@ class CalibrationLoss(nn.Module):
         self.multi_label = PROBLEM_TYPES[problem_type]
         # A trainer may learn from its first batch that there is one label per row; that says nothing of floats.
         self.reads_soft_labels = problem_type == "single_label_classification"
-        self.reads = tuple(entry.reads(**values))
-        self.couples_batch = entry.couples_batch
-        self.needs_all_rows = entry.needs_all_rows
-        self.by_autograd = entry.by_autograd
-        self.few_operations = entry.few_operations
+        self.reads = tuple(self.entry.reads(**values))
+        self.couples_batch = self.entry.couples_batch
         self.reads_labels = defined.Labels() in self.reads
         # It maps (N,) and (N, C) rows of this process to those of all processes, differentiably, and to their number.
         self.gather: Callable[[list[Tensor]], tuple[list[Tensor], int]] | None = None
-        weights = None
-        if class_weights is not None:
-            requirement = "class_weights to be (C,) finite positive numbers"
-            weights = _checked_weights(class_weights, requirement, "one per class")
         self.class_weights: Tensor | None
-        self.register_buffer("class_weights", weights, persistent=False)
+        of_classes = checked_class_weights(class_weights)
+        self.register_buffer("class_weights", of_classes, persistent=False)
         # (C,), or (1,) if it is of all labels.
         self.pos_weight: Tensor | None
-        self.register_buffer(
-            "pos_weight", _checked_pos_weight(pos_weight), persistent=False
-        )
+        of_labels = checked_pos_weight(pos_weight)
+        self.register_buffer("pos_weight", of_labels, persistent=False)
         self._values = dict(values)
         # Float labels are checked once only, because each check waits for the device.
         self._label_kind_is_open = True
@@ -335,6 +318,10 @@ class CalibrationLoss(nn.Module):
         if self.multi_label is False:
             self.check_no_pos_weight(f"problem_type={problem_type!r}")
         self._make_table()
+
+    @property
+    def entry(self) -> LossEntry:
+        return LOSSES[self.name]
 
     def _make_table(self) -> None:
         """Make the buffers that the formula reads; a loss that adapts has some."""
@@ -348,46 +335,41 @@ class CalibrationLoss(nn.Module):
     @property
     def row_formula(self) -> Formula | None:
         """The formula if it gives the terms of single rows by itself, so that a kernel can evaluate it."""
-        entry = LOSSES[self.name]
-        return None if entry.by_autograd or entry.needs_all_rows else entry.formula
+        has_terms = self.entry.is_of_single_rows and not self.entry.by_autograd
+        return self.entry.formula if has_terms else None
 
     def row_values(self, numbers: Sequence[Any]) -> Tensor:
         """The value of each row, (N,), for its numbers."""
-        entry = LOSSES[self.name]
-        if entry.rows is not None:
-            return entry.rows(numbers[0], **self._values)[0]
-        found = entry.formula(*numbers, **self.arguments(numbers[0]))
-        return found if entry.by_autograd else found[0]
+        return _value_of(self._of_each_row(numbers))
 
     def row_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
         """The value of each row, and its derivatives by the numbers that it is a function of."""
-        entry = LOSSES[self.name]
-        if entry.rows is not None:
-            value, *slopes = entry.rows(numbers[0], **self._values)
-        elif entry.by_autograd:
+        if self.entry.by_autograd and self.entry.rows is None:
             return _differentiated(self.row_values, numbers)
-        else:
-            value, *slopes = entry.formula(*numbers, **self.arguments(numbers[0]))
+        value, *slopes = self._of_each_row(numbers)
         return value, slopes
+
+    def _of_each_row(self, numbers: Sequence[Any]) -> Any:
+        """What the formula of rows returns."""
+        if self.entry.rows is not None:
+            return self.entry.rows(numbers[0], **self._values)
+        return self.entry.formula(*numbers, **self.arguments(numbers[0]))
 
     def penalty(self, numbers: Sequence[Any]) -> Tensor:
         """The penalty on the batch, or on that of all processes."""
-        entry = LOSSES[self.name]
         if self.gather is not None:
             # Rows that are filled up with 0 count as ignored.
             gathered, _ = self.gather([own.to(numbers[0].dtype) for own in numbers])
             pairs = zip(gathered, numbers, strict=True)
             numbers = [of_all.to(own.dtype) for of_all, own in pairs]
-        found = entry.formula(*numbers, **self._values)
-        return found if entry.by_autograd else found[0]
+        return _value_of(self.entry.formula(*numbers, **self._values))
 
     def penalty_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
         """The penalty, and its derivatives by the numbers of this process."""
-        entry = LOSSES[self.name]
         # The derivatives by gathered rows are sums over the processes, which `gather` itself collects.
-        if entry.by_autograd or self.gather is not None:
+        if self.entry.by_autograd or self.gather is not None:
             return _differentiated(self.penalty, numbers)
-        value, *slopes = entry.formula(*numbers, **self._values)
+        value, *slopes = self.entry.formula(*numbers, **self._values)
         return value, slopes
 
     def extra_repr(self) -> str:
@@ -431,16 +413,11 @@ class CalibrationLoss(nn.Module):
         if not isinstance(logits, Tensor):
             _warn_if_not_shifted(logits, labels)
             logits = logits_of(logits)
-        multi_label = self._check(logits, labels)
+        compute = self._form_for(logits, labels)
         if reduction != "mean":
             self._check_reduction(reduction)
         if num_items_in_batch is not None:
             check_items(num_items_in_batch, reduction, labels)
-        compute = self._of_rows
-        if multi_label:
-            compute = self._of_decisions
-        elif labels.is_floating_point():
-            compute = self._of_soft_labels
         if not torch.is_autocast_enabled(logits.device.type):
             return compute(logits, labels, reduction, num_items_in_batch)
         with _without_autocast(logits):
@@ -566,7 +543,7 @@ class CalibrationLoss(nn.Module):
         for name, each in {**given, "mask": counts}.items():
             if each is not None and each.shape != log_probs.shape:
                 got = f"{tuple(each.shape)} for {tuple(log_probs.shape)}"
-                _refuse(f"{name} to have the shape of log_probs", got, "pass one a row")
+                refuse(f"{name} to have the shape of log_probs", got, "pass one a row")
         self._check_kept(given)
         self._check_reduction(reduction)
         labels = torch.where(counts, 0, IGNORE_INDEX)
@@ -656,128 +633,98 @@ class CalibrationLoss(nn.Module):
             weights = weights[labels.long().clamp_min(0)]
         return counts * weights
 
-    def _check(self, logits: Tensor, labels: Tensor) -> bool:
-        """Check shapes and dtypes without waiting for the device; return whether the problem is multi-label."""
-        if not isinstance(labels, Tensor):
-            _refuse("labels to be a tensor", type(labels).__name__, "convert them")
-        if not logits.is_floating_point():
-            _refuse(
-                "logits to be floating point",
-                logits.dtype,
-                "pass the model's raw scores",
-            )
-        if logits.dim() < 2:
-            _refuse(
-                "logits to have shape (N, C) or (N, L, C)",
-                tuple(logits.shape),
-                "add the batch axis",
-            )
-        multi_label = (
-            labels.is_floating_point() if self.multi_label is None else self.multi_label
-        )
-        is_one_per_class = labels.is_floating_point() and labels.shape == logits.shape
+    def _form_for(self, logits: Tensor, labels: Tensor) -> Callable[..., Tensor]:
+        """The method that computes the loss of these labels; raise, without waiting for a device, if there is none."""
+        check_tensors(logits, labels)
+        has_floats = labels.is_floating_point()
+        multi_label = has_floats if self.multi_label is None else self.multi_label
+        is_one_per_class = has_floats and labels.shape == logits.shape
         is_soft = is_one_per_class and self.reads_soft_labels
-        wanted = logits.shape if multi_label or is_soft else logits.shape[:-1]
-        if labels.shape != wanted:
-            requirement = (
-                f"labels to have shape {tuple(wanted)} for logits {tuple(logits.shape)}"
-            )
-            way_out = "integer class indices per row, or for multi-label problems and soft labels one float per class"
-            _refuse(requirement, f"{tuple(labels.shape)} {labels.dtype}", way_out)
-        if multi_label != labels.is_floating_point() and not is_soft:
+        check_shape(labels, logits, one_per_class=multi_label or is_soft)
+        if multi_label != has_floats and not is_soft:
             kind = "float (multi-label)" if multi_label else "integer (single label)"
-            _refuse(
-                f"labels to be {kind}",
-                labels.dtype,
-                "convert them, or set problem_type",
-            )
+            way_out = "convert them, or set problem_type"
+            refuse(f"labels to be {kind}", labels.dtype, way_out)
+        self._check_number_of_classes(logits.shape[-1])
         if multi_label:
             self.check_multi_label()
-        elif is_soft:
+            self._check_open_kind(labels)
+            return self._of_decisions
+        self.check_no_pos_weight(f"{'soft' if is_soft else 'integer'} labels")
+        if is_soft:
             self.check_takes_soft_labels()
-        if not multi_label:
-            self.check_no_pos_weight(f"{'soft' if is_soft else 'integer'} labels")
-        if (
-            multi_label
-            and self.multi_label is None
-            and self._label_kind_is_open
-            and not is_traced()
-        ):
-            # They may be the probabilities of the classes of one softmax. Rows of 0 and 1 do not tell.
-            has_fractions, are_soft = look_soft(labels.detach().flatten(0, -2))
-            self._label_kind_is_open = not has_fractions
-            if are_soft:
-                way_out = "set problem_type='single_label_classification' for soft labels of one softmax, or "
-                way_out += (
-                    "problem_type='multi_label_classification' for a sigmoid per class"
-                )
-                _refuse(
-                    "labels to be class indices, or one float per class",
-                    "rows that sum to 1",
-                    way_out,
-                )
-        if (
-            self.class_weights is not None
-            and len(self.class_weights) != logits.shape[-1]
-        ):
-            requirement = f"class_weights to have one entry for each of the {logits.shape[-1]} classes"
-            _refuse(
-                requirement,
-                len(self.class_weights),
-                "give them in the order of the model's labels",
-            )
-        n_labels = logits.shape[-1]
-        if self.pos_weight is not None and len(self.pos_weight) not in (1, n_labels):
+            return self._of_soft_labels
+        return self._of_rows
+
+    def _check_number_of_classes(self, n_classes: int) -> None:
+        """Raise if the loss has weights of another number of classes."""
+        weights = self.class_weights
+        if weights is not None and len(weights) != n_classes:
             requirement = (
-                f"pos_weight to have one entry for each of the {n_labels} labels"
+                f"class_weights to have one entry for each of the {n_classes} classes"
             )
-            _refuse(requirement, len(self.pos_weight), "or give one number for all")
-        return multi_label
+            way_out = "give them in the order of the model's labels"
+            refuse(requirement, len(weights), way_out)
+        weights = self.pos_weight
+        if weights is not None and len(weights) not in (1, n_classes):
+            requirement = (
+                f"pos_weight to have one entry for each of the {n_classes} labels"
+            )
+            refuse(requirement, len(weights), "or give one number for all")
+
+    def _check_open_kind(self, labels: Tensor) -> None:
+        """Raise if float labels, of which nothing was said, may be the probabilities of the classes of one softmax."""
+        is_open = self.multi_label is None and self._label_kind_is_open
+        if not is_open or is_traced():
+            return
+        # Rows of 0 and 1 do not tell.
+        has_fractions, are_soft = look_soft(labels.detach().flatten(0, -2))
+        self._label_kind_is_open = not has_fractions
+        if are_soft:
+            way_out = "set problem_type='single_label_classification' for soft labels of one softmax, or "
+            way_out += (
+                "problem_type='multi_label_classification' for a sigmoid per class"
+            )
+            requirement = "labels to be class indices, or one float per class"
+            refuse(requirement, "rows that sum to 1", way_out)
 
     def check_multi_label(self) -> None:
         """Raise ValueError if this loss has no multi-label form."""
-        able = sorted(name for name, entry in LOSSES.items() if entry.multi_label)
-        got = f"{self.name!r}, which is single-label"
-        check(
-            self.name in able,
-            "loss to have a multi-label form",
-            got,
-            f"use one of {', '.join(able)}",
-        )
+        if not self.entry.multi_label:
+            able = [name for name, entry in LOSSES.items() if entry.multi_label]
+            got = f"{self.name!r}, which is single-label"
+            way_out = f"use one of {', '.join(sorted(able))}"
+            refuse("loss to have a multi-label form", got, way_out)
 
     def check_takes_soft_labels(self) -> None:
         """Raise ValueError if this loss has no form for soft labels of one softmax."""
-        unknown = _known_of_one_label_only(self.reads)
-        if not self.couples_batch and not unknown:
-            return
-        able = sorted(name for name, each in LOSSES.items() if each.takes_soft_labels)
-        reason = "couples the batch"
-        if not self.couples_batch:
-            reason = f"reads {', '.join(unknown)}"
-        got = f"{self.name!r}, which {reason}"
-        way_out = f"use one of {', '.join(able)}"
-        _refuse("loss to have a form for soft labels", got, way_out)
+        reason = self.entry.refusal_of_soft_labels(self.reads)
+        if reason is not None:
+            able = [name for name, each in LOSSES.items() if each.takes_soft_labels]
+            got = f"{self.name!r}, which {reason}"
+            way_out = f"use one of {', '.join(sorted(able))}"
+            refuse("loss to have a form for soft labels", got, way_out)
 
     def check_no_pos_weight(self, got: str) -> None:
         """Raise ValueError if there is a weight of labels that apply; the caller has one label per row."""
         if self.pos_weight is not None:
             way_out = "use class_weights for the classes of one softmax"
-            _refuse("pos_weight to be used with several labels per row", got, way_out)
+            refuse("pos_weight to be used with several labels per row", got, way_out)
 
     def _check_reduction(self, reduction: str) -> None:
         """Raise for a reduction that this loss does not have."""
         if reduction not in ("mean", "sum", "none"):
-            _refuse(
-                "reduction to be one of 'mean', 'sum', 'none'",
-                repr(reduction),
-                "see the docstring",
-            )
+            requirement = "reduction to be one of 'mean', 'sum', 'none'"
+            refuse(requirement, repr(reduction), "see the docstring")
         if reduction == "none" and self.couples_batch:
-            _refuse(
-                "reduction to be 'mean' or 'sum'",
-                "'none'",
-                f"{self.name} has no loss per example",
-            )
+            way_out = f"{self.name} has no loss per example"
+            refuse("reduction to be 'mean' or 'sum'", "'none'", way_out)
+
+
+def _value_of(found: Any) -> Tensor:
+    """The value that a formula returns, alone or before its derivatives."""
+    value: Tensor = found if isinstance(found, Tensor) else found[0]
+    return value
 
 
 def _differentiated(
@@ -800,37 +747,6 @@ def _differentiated(
     return value.detach(), by_numbers
 
 
-def _known_of_one_label_only(reads: Sequence[Statistic]) -> list[str]:
-    """The names of the statistics that are not known with every class of a row as its label."""
-    kinds = [type(each) for each in reads]
-    return [kind.__name__ for kind in kinds if kind not in KNOWN_OF_EVERY_CLASS]
-
-
-def _checked_pos_weight(given: Any) -> Tensor | None:
-    """The weights (C,) or (1,) of labels that apply, in float32."""
-    if given is None:
-        return None
-    is_one = isinstance(given, Real) or (isinstance(given, Tensor) and given.dim() == 0)
-    values = [given] if is_one else given
-    requirement = "pos_weight to be (C,) finite positive numbers, or one"
-    way_out = "one per label, or one for all"
-    return _checked_weights(values, requirement, way_out)
-
-
-def _checked_weights(given: Any, requirement: str, way_out: str) -> Tensor:
-    """Weights (C,) in float32; raise unless they are finite positive numbers."""
-    try:
-        device = getattr(given, "device", None)
-        weights = torch.tensor(numbers_of(given), device=device)
-    except (TypeError, ValueError, OverflowError):
-        weights = torch.empty(0)
-    # In float32 a number may become 0 or infinite.
-    is_weight = weights.isfinite() & (weights > 0)
-    fits = len(weights) > 0 and bool(is_weight.all())
-    check(fits, requirement, given, way_out)
-    return weights
-
-
 def _warn_if_not_shifted(outputs: Any, labels: Any) -> None:
     """Warn of the output of a causal language model with as many labels as positions."""
     if torch.compiler.is_compiling() or "CausalLM" not in type(outputs).__name__:
@@ -840,33 +756,6 @@ def _warn_if_not_shifted(outputs: Any, labels: Any) -> None:
         message += "shifted by one position, the model learns to copy its input. Use CalibrationTrainer, "
         message += "which shifts them, or pass logits[:, :-1], labels[:, 1:]."
         warnings.warn(message, stacklevel=5)
-
-
-def _refuse(requirement: str, got: object, way_out: str) -> NoReturn:
-    """Raise like `check`; the message is built only here, because `torch.compile` would guard the shapes in it."""
-    raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
-
-
-def check_items(items: Tensor | float, reduction: str, labels: Tensor) -> None:
-    """Raise for a divisor of the sum that is no number of rows, without waiting for a device."""
-    requirement = "num_items_in_batch to be a finite number, at least 0"
-    way_out = "pass the number of rows in the whole accumulated batch"
-    if reduction != "mean":
-        got = f"reduction={reduction!r}"
-        _refuse("num_items_in_batch to be used with reduction 'mean'", got, way_out)
-    if isinstance(items, Tensor) and (is_traced() or not items.is_cpu):
-        if not is_traced():
-            torch._assert_async((items >= 0).all(), f"expected {requirement}")
-        return
-    is_one = isinstance(items, Tensor) and items.numel() == 1
-    number = items.item() if is_one else items  # type: ignore[union-attr]
-    if isinstance(number, bool) or not isinstance(number, Real):
-        got = f"{items!r}; {way_out}"
-        raise InputTypeError(f"expected num_items_in_batch to be one number, got {got}")
-    if not 0 <= float(number) < math.inf:  # This is False for NaN.
-        _refuse(requirement, number, way_out)
-    if number == 0 and bool((labels != IGNORE_INDEX).any()):
-        _refuse("num_items_in_batch to count the rows of this batch", 0, way_out)
 
 
 def divisor_of(
@@ -887,6 +776,16 @@ def over_items(total: Tensor, items: Tensor | float) -> Tensor:
     if isinstance(items, Tensor):
         return total / items.to(total.dtype).clamp_min(tiny(total))
     return total / max(items, tiny(total))
+
+
+def _check_problem_type(problem_type: object) -> None:
+    known = [kind for kind in PROBLEM_TYPES if kind]
+    way_out = did_you_mean(problem_type, known)
+    if problem_type == "regression":
+        way_out = "calibration is about classifiers"
+    # It may be unhashable.
+    fits = problem_type in [*PROBLEM_TYPES]
+    check(fits, f"problem_type to be one of {known}", repr(problem_type), way_out)
 
 
 def check_loss(loss: object) -> None:

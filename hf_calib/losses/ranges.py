@@ -35,7 +35,12 @@ class Hyperparameter:
 
 def _real(value: Any) -> Any:
     """The number in Python's type; raise for a text and for True, which would count as 1."""
-    plain = value.item() if hasattr(value, "item") else value
+    plain = value
+    if hasattr(value, "item"):
+        try:
+            plain = value.item()
+        except RuntimeError as error:  # a tensor of several numbers
+            raise TypeError from error
     if isinstance(plain, bool) or not isinstance(plain, Real):
         raise TypeError
     return plain

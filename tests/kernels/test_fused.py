@@ -167,7 +167,7 @@ def test_ties_masks_and_large_logits(variant: Variant) -> None:
     assert (((gradient - plain).sum(1)).abs() <= 1e-4 * scale).all()
 
 
-EXTREME = [v for v in ALL if v in FUSED or v not in VARIANTS and v[0] != "mdca"]
+EXTREME = [v for v in ALL if v in FUSED or (v not in VARIANTS and v[0] != "mdca")]
 ONE_LAUNCH = sorted({name for name, _ in EXTREME})
 
 
@@ -356,6 +356,7 @@ def compile(kernel, flags, logits="*fp32"):
     assert made.asm["ptx"]
     print(kernel.__name__)
 
+ONE_OF_EACH_KIND = ("cross_entropy", "entropy_regularized", "dual_focal", "label_smoothing", "logit_norm", "bsce")
 losses = [make_loss(name) for name in LOSSES]
 losses += [make_loss("dual_focal", rival=0.1), make_loss("label_smoothing", smoothing=1.0)]
 for loss in losses:
@@ -363,8 +364,8 @@ for loss in losses:
     formula = formula_of(loss.row_formula, loss.reads, loss.arguments(torch.ones(1)))
     own = dict(FORMULA=formula, HAS_NUMBER=bool(loss.reads), GRADIENT=True, KEEPS=False)
     compile(kernels.forward_kernel, {**constants_of(loss.reads, 10), **own})
-    # One of each kind of statistic; each dtype and each size of a block.
-    if loss.name not in ("cross_entropy", "entropy_regularized", "dual_focal", "label_smoothing", "logit_norm", "bsce"): continue
+    if loss.name not in ONE_OF_EACH_KIND: continue
+    # Each dtype and each size of a block.
     compile(kernels.backward_kernel, constants_of(loss.reads, 10))
     for logits, width in (("*bf16", 1000), ("*fp16", 100_000)):
         own = dict(FORMULA=formula, HAS_NUMBER=bool(loss.reads), GRADIENT=False, KEEPS=True)

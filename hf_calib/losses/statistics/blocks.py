@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_calib._errors import InputValueError
 from hf_calib.losses.arithmetic import tiny
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import (
@@ -301,53 +300,3 @@ class Decisions:
             elif isinstance(statistic, defined.OtherPowers):
                 # Only the label's own class counts.
                 self.numbers.append(torch.zeros_like(self.numbers[0]))
-
-
-def check_labels(labels: Tensor, n_classes: int, *, of_weights: bool = False) -> None:
-    """Raise if a label (N,) is neither a class nor ignored, and name it; a GPU asserts without being waited for.
-
-    `of_weights` says that the number of classes is that of the class weights, which may be the wrong one.
-    """
-    wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
-    requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
-    way_out = "set the model's num_labels, or relabel"
-    if labels.is_cuda:
-        torch._assert_async(~wrong.any(), f"expected {requirement}")
-    elif bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        label = int(labels[row])
-        got = f"{label} in row {row}"
-        if of_weights and label >= n_classes:
-            requirement = "class_weights to have an entry for each label"
-            got = f"{n_classes} for label {got}"
-            way_out = "give one for each class of the model, or relabel"
-        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
-
-
-def name_wrong_label(labels: Tensor, n_classes: int, error: Exception) -> None:
-    """Raise the error of `check_labels` after PyTorch's own. A GPU that has asserted answers no more questions."""
-    if not labels.is_cuda:
-        check_labels(labels, n_classes)
-    elif "device-side assert" in str(error):
-        requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
-        got = "one outside, as an assertion of the GPU says"
-        way_out = "set the model's num_labels, or relabel, and start again"
-        raise InputValueError(
-            f"expected {requirement}, got {got}; {way_out}"
-        ) from error
-
-
-def check_shares(shares: Tensor, labels: Tensor) -> None:
-    """Raise for multi-label targets outside [0, 1], one of whose shares is negative; a GPU is not waited for."""
-    if not len(shares):
-        return
-    # This is False for NaN.
-    is_right = shares.min() >= 0
-    requirement = "multi-label labels to be in [0, 1]"
-    way_out = "give 0 or 1 per class, or -100 to ignore a decision"
-    if not shares.is_cpu:
-        torch._assert_async(is_right, f"expected {requirement}; {way_out}")
-    elif not is_right:
-        wrong = ~(shares.view(2, -1) >= 0).all(0)
-        got = labels.reshape(-1)[wrong][0].item()
-        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")

@@ -1,8 +1,9 @@
 """Definitions of the statistics of rows: the value of each next to its derivative.
 
-Let l = log softmax(z) for a row of logits z with label y, and p = exp(l). A statistic is a function of l, and a slope per
-row times its derivative by l is a `Change` of a matrix m (n, C). The gradient by z is then m - p * sum(m), in which m
-may be short of any multiple of p. `LogitNorm` is a function of z itself, so its derivative is by z.
+Let l = log softmax(z) for a row of logits z with label y, and p = exp(l). A statistic is a function of l.
+Its derivative by l times a slope per row is a `Change` of a matrix m (n, C). The gradient by z is then
+m - p * sum(m), in which m may be short of any multiple of p. `LogitNorm` is a function of z itself, so its
+derivative is by z.
 
 The values are computed by differentiable operations; autograd's derivatives of them are the definition.
 """
@@ -43,9 +44,10 @@ def wide(logits: Tensor) -> torch.dtype:
 
 @dataclass(eq=False)
 class Change:
-    """factor * slope * d(value)/dl: the derivative (n, C), or that by the classes at `index`, (n, k); the slope is (n, 1).
+    """factor * slope * d(value)/dl, where the slope is (n, 1).
 
-    The slope by a statistic that is a matrix is a change by itself, whose own slope is None.
+    The derivative is (n, C), or (n, k) by the classes at `index`. The slope by a statistic that is a matrix is a
+    change by itself, whose own slope is None.
     """
 
     derivative: Tensor

@@ -4,9 +4,9 @@
 The arithmetic of formulas comes first, then what a program does: it reads its row for the numbers, evaluates the
 formula, and reads the row again for the gradient. The second reading of a row of one block is from the cache.
 
-Compile-time constants are in capitals. KIND is the statistic of the row in addition to the cross entropy, of which
-there is at most one, and ORDER the power of "powers". Rows longer than a block are read in blocks, relative to a running
-maximum. Everything is computed in float32.
+Compile-time constants are in capitals. KIND is the statistic of the row in addition to the cross
+entropy, of which there is at most one, and ORDER the power of "powers". Rows longer than a block are
+read in blocks, relative to a running maximum. Everything is computed in float32.
 """
 
 from __future__ import annotations
