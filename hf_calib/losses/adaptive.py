@@ -135,18 +135,17 @@ class AdaptiveLoss(TableLoss):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any
     ) -> None:
-        # PyTorch itself names what is missing or is not a tensor.
-        found = {
-            name: state_dict[prefix + name]
-            for name in self._limits()
-            if isinstance(state_dict.get(prefix + name), Tensor)
-        }
-        for name, saved in found.items():
-            self._check_saved(name, saved)
-        for name, saved in found.items():
+        saved = {}
+        for name in self._limits():
+            tensor = state_dict.get(prefix + name)
+            # PyTorch itself names what is missing or is not a tensor.
+            if isinstance(tensor, Tensor):
+                self._check_saved(name, tensor)
+                saved[name] = tensor
+        for name, tensor in saved.items():
             # The number of classes is known only after the first update.
-            if saved.shape != self.get_buffer(name).shape:
-                setattr(self, name, torch.zeros(saved.shape, dtype=torch.float64))
+            if tensor.shape != self.get_buffer(name).shape:
+                setattr(self, name, torch.zeros(tensor.shape, dtype=torch.float64))
         super()._load_from_state_dict(state_dict, prefix, *args)
         if bool(self.accuracies.isfinite().any()):  # It is the table of an update.
             self.expect_updates()
@@ -155,26 +154,20 @@ class AdaptiveLoss(TableLoss):
         """Raise unless an update of this loss can have written this buffer."""
         own = self.get_buffer(name)
         low, high = self._limits()[name]
-        has_any_length = name == "class_gaps" and saved.dim() == 1
-        got = f"shape {tuple(saved.shape)}, {saved.dtype}"
-        fits = saved.shape == own.shape or has_any_length
-        fits = fits and saved.is_floating_point()
-        if fits:
-            inside = (saved >= low - _ROUNDING) & (saved <= high + _ROUNDING)
-            if name == "accuracies":  # That of an empty bin is NaN.
-                inside |= saved.isnan()
-            if name == "edges":
-                inside[1:] &= saved.diff() >= 0
-            fits = bool(inside.all())
-            got = few(saved[~inside].tolist())
         kind = "rising numbers" if name == "edges" else "numbers"
-        requirement = f"have shape {tuple(own.shape)} and {kind} in [{low:g}, {high:g}]"
-        check(
-            fits,
-            f"{name} of the saved table of {self.name} to {requirement}",
-            got,
-            f"load the table of a loss with {self.hyperparameters}",
-        )
+        requirement = f"{name} of the saved table of {self.name} to have shape {tuple(own.shape)} "
+        requirement += f"and {kind} in [{low:g}, {high:g}]"
+        way_out = f"load the table of a loss with {self.hyperparameters}"
+        fits = saved.shape == own.shape or (name == "class_gaps" and saved.dim() == 1)
+        fits = fits and saved.is_floating_point()
+        check(fits, requirement, f"shape {tuple(saved.shape)}, {saved.dtype}", way_out)
+        inside = (saved >= low - _ROUNDING) & (saved <= high + _ROUNDING)
+        if name == "accuracies":  # That of an empty bin is NaN.
+            inside |= saved.isnan()
+        if name == "edges":
+            inside[1:] &= saved.diff() >= 0
+        outside = few(saved[~inside].tolist())
+        check(bool(inside.all()), requirement, outside, way_out)
 
     def log_values(self) -> dict[str, float]:
         """Return the table as numbers to log: `calibration_gap_00`, ..., `edge_00`, ... and so on."""
@@ -258,25 +251,30 @@ class GapTableLoss(AdaptiveLoss):
         }
 
     def _fitted(
-        self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
+        self,
+        gaps: Tensor,
+        predictions: tuple[Tensor, Tensor],
+        *,
+        class_gaps: Any = None,
+        progress: Any = None,
     ) -> dict[str, Tensor]:
-        got = ", ".join(f"{name}={value}" for name, value in given.items())
+        is_given = class_gaps is not None and progress is not None
         requirement = f"class_gaps and progress to be given to {self.name}"
-        is_given = all(value is not None for value in given.values())
+        got = f"class_gaps={class_gaps}, progress={progress}"
         check(is_given, requirement, got, "pass both")
-        fitted = {name: _on_cpu(value) for name, value in given.items()}
-        progress = fitted["progress"]
-        requirement = "progress to be in [0, 1]"
+        done = _on_cpu(progress)
+        is_share = bool(0 <= done <= 1)
         way_out = "pass epochs done / epochs in all"
-        check(bool(0 <= progress <= 1), requirement, given["progress"], way_out)
-        of_class = fitted["class_gaps"]
+        check(is_share, "progress to be in [0, 1]", progress, way_out)
+        of_class = _on_cpu(class_gaps)
         fits = of_class.dim() == 1 and len(of_class) > 0
         fits = fits and bool(of_class.isfinite().all())
         requirement = "class_gaps to be (C,) finite numbers"
         check(fits, requirement, of_class.tolist(), "pass one per class")
         edges = torch.linspace(0, 1, len(gaps) + 1, dtype=torch.float64)
         edges[0] = -1  # a confidence of 0 is in the first bin
-        return {"bin_gaps": _in_bins(edges, *predictions)["gaps"], **fitted}
+        bin_gaps = _in_bins(edges, *predictions)["gaps"]
+        return {"bin_gaps": bin_gaps, "class_gaps": of_class, "progress": done}
 
     def _limits(self) -> dict[str, tuple[float, float]]:
         finite = (-sys.float_info.max, sys.float_info.max)
@@ -329,9 +327,8 @@ def _equal_masses(confidences: Tensor, n_bins: int) -> Tensor:
 
 def _in_bins(edges: Tensor, confidences: Tensor, correct: Tensor) -> dict[str, Tensor]:
     """Counts, gaps (mean confidence minus accuracy; 0 if empty) and accuracies (NaN if empty) of bins (low, high]."""
-    index = (
-        torch.searchsorted(edges, confidences) - 1
-    )  # Duplicate edges give an empty bin.
+    # Duplicate edges give an empty bin.
+    index = torch.searchsorted(edges, confidences) - 1
     inside = index >= 0
     added = torch.stack([torch.ones_like(confidences), confidences, correct])[:, inside]
     counts, of_confidence, of_correct = edges.new_zeros(3, len(edges) - 1).index_add_(
@@ -357,7 +354,8 @@ def _check_predictions(confidences: Tensor, correct: Tensor) -> None:
     requirement = "confidences and correct to be two (N,) vectors, N >= 1"
     check(fits, requirement, got, "pass one entry per held-out example")
     for name, values in (("confidences", confidences), ("correct", correct)):
-        outside = ~((values >= 0) & (values <= 1))  # This is also True for NaN.
+        # This is also True for NaN.
+        outside = ~((values >= 0) & (values <= 1))
         row = int(outside.int().argmax())
         got = f"{values[row].item()} in row {row} ({int(outside.sum())} such)"
         way_out = "pass probabilities, not logits; NaN means the model's logits are NaN"
@@ -372,21 +370,13 @@ def _check_gammas(
     switch: float = 0.0,
     **others: Any,
 ) -> None:
-    got = f"gamma_min={gamma_min}, gamma_max={gamma_max}, switch={switch}"
+    way_out = "widen the gammas' range"
     fits = gamma_min <= -switch and switch <= gamma_max
-    check(
-        fits,
-        "switch to lie within -gamma_min and gamma_max",
-        got,
-        "widen the gammas' range",
-    )
+    got = f"gamma_min={gamma_min}, gamma_max={gamma_max}, switch={switch}"
+    check(fits, "switch to lie within -gamma_min and gamma_max", got, way_out)
     fits = gamma_min <= gamma_init <= min(gamma_max, LARGEST_GAMMA)
-    check(
-        fits,
-        "gamma_init to lie in [gamma_min, gamma_max]",
-        gamma_init,
-        "widen the gammas' range",
-    )
+    requirement = "gamma_init to lie in [gamma_min, gamma_max]"
+    check(fits, requirement, gamma_init, way_out)
     warn_of_inverse_gamma(-gamma_min)
 
 

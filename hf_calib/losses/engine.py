@@ -49,7 +49,6 @@ class Reduction:
     shares: Tensor
     scale: Tensor | None
     summed: bool
-    class_weights: Tensor | None
     counts: Tensor | None = None
 
     def value(self, numbers: Sequence[Any]) -> Tensor:
@@ -106,7 +105,7 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
         return plain(logits, labels, reduction)
     loss = reduction.loss
     path = in_blocks
-    if fused.takes(logits, loss.row_formula, loss.reads, reduction.class_weights):
+    if fused.takes(logits, loss.row_formula, loss.reads, loss.class_weights):
         path = by_kernels
     elif is_one_block(logits):
         path = in_one_block
@@ -145,7 +144,7 @@ def small_block(z: Tensor, labels: Tensor, reduction: Reduction) -> Block:
         z,
         labels,
         reduction.loss.reads,
-        reduction.class_weights,
+        reduction.loss.class_weights,
         all_count=counts is None,
     )
 
@@ -405,7 +404,7 @@ class RowBlocks:
             self._wide_logits(rows),
             self._labels[rows],
             reduction.loss.reads,
-            reduction.class_weights,
+            reduction.loss.class_weights,
             None if self._target is None else self._target[rows],
             all_count=reduction.counts is None,
         )

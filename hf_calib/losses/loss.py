@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import update_wrapper
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 import torch
@@ -126,8 +127,7 @@ class loss(Generic[Module]):  # noqa: N801, it is used as a decorator
                 )
             return entry.make(given, InputTypeError)
 
-        for attribute in ("__name__", "__qualname__", "__module__"):
-            setattr(constructor, attribute, getattr(formula, attribute))
+        update_wrapper(constructor, formula)
         references = f"\nReferences:\n    {self.source}.\n\nExample:\n"
         text = inspect.getdoc(formula) or ""
         if self.source:
@@ -440,34 +440,35 @@ class CalibrationLoss(nn.Module):
     def _of_decisions(
         self, logits: Tensor, labels: Tensor, reduction: str, items: Divisor
     ) -> Tensor:
-        """The loss of a multi-label problem, by autograd."""
+        """The loss of a multi-label problem."""
         decisions = Decisions(logits, labels, self.reads, self.pos_weight)
         if not is_traced():
             check_shares(decisions.shares, labels)
-        weights = self.row_weights(labels).to(decisions.shares).flatten()
-        divisor = divisor_of(weights, weights.dtype, reduction, items)
-        shares = decisions.shares * (weights / divisor).repeat(2)
-        values = self.row_values(decisions.numbers) * shares
-        if reduction == "none":
-            return values.view(2, -1).sum(0).view(labels.shape)
-        return values.sum()
+        return self._of_outcomes(decisions, labels, reduction, items)
 
     def _of_soft_labels(
         self, logits: Tensor, labels: Tensor, reduction: str, items: Divisor
     ) -> Tensor:
-        """The expectation of the loss over labels that are distributions, by autograd."""
+        """The loss of labels that are distributions over the classes."""
         if not is_traced():
             check_soft_labels(labels)
-        weights = None
-        if self.class_weights is not None:
-            weights = self.class_weights.to(logits.device, wide(logits))
-        rows = SoftLabels(logits, labels, self.reads, weights)
-        shares = rows.shares if weights is None else rows.shares * weights
-        values = torch.linalg.vecdot(self.row_values(rows.numbers), shares)
+        rows = SoftLabels(logits, labels, self.reads, self.class_weights)
+        return self._of_outcomes(rows, labels, reduction, items)
+
+    def _of_outcomes(
+        self,
+        outcomes: Decisions | SoftLabels,
+        labels: Tensor,
+        reduction: str,
+        items: Divisor,
+    ) -> Tensor:
+        """The expectation of the loss over what a label may turn out to be, by autograd."""
+        values = outcomes.expected(self.row_values(outcomes.numbers))
+        weights = self.row_weights(labels)
+        values = values.view(weights.shape) * weights.to(values.dtype)
         if reduction == "none":
-            return values.view(labels.shape[:-1])
-        counts = self.row_weights(labels)
-        return values.sum() / divisor_of(counts, values.dtype, reduction, items)
+            return values
+        return values.sum() / divisor_of(weights, values.dtype, reduction, items)
 
     def _reduction(
         self, labels: Tensor, dtype: torch.dtype, reduction: str, items: Divisor
@@ -479,23 +480,23 @@ class CalibrationLoss(nn.Module):
             share = 1 / labels.numel()
             shares = torch.full(labels.shape, share, dtype=dtype)
             scale = torch.ones((), dtype=dtype) if self.couples_batch else None
-            return Reduction(self, shares, scale, summed, None)
+            return Reduction(self, shares, scale, summed)
         weights = self.row_weights(labels)
         counts = None if all_count(weights) else weights.bool()
-        of_classes = None
         if self.class_weights is not None:
             weights = weights.to(dtype)
-            of_classes = self.class_weights.to(labels.device, dtype)
         divisor = divisor_of(weights, dtype, reduction, items)
-        shares = weights / divisor
         scale = None
         if self.couples_batch:
-            rows = weights.sum(dtype=dtype)
-            if self.gather is not None:
-                (all_weights,), processes = self.gather([weights.to(dtype)])
-                rows = all_weights.sum() / processes
-            scale = rows / divisor
-        return Reduction(self, shares, scale, summed, of_classes, counts)
+            scale = self._weight_of_batch(weights, dtype) / divisor
+        return Reduction(self, weights / divisor, scale, summed, counts)
+
+    def _weight_of_batch(self, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        """The sum of the weights of rows, or its mean over the processes whose rows are gathered."""
+        if self.gather is None:
+            return weights.sum(dtype=dtype)
+        (of_all,), processes = self.gather([weights.to(dtype)])
+        return of_all.sum() / processes
 
     def _counts_all(self, labels: Tensor) -> bool:
         """Whether all rows are known to count equally; only few labels on the CPU are looked at."""
@@ -532,41 +533,39 @@ class CalibrationLoss(nn.Module):
             >>> make_loss("focal", gamma=2.0).from_log_probs(torch.tensor([0.8808, 0.5]).log())
             tensor(0.0875)
         """
-        counts = torch.ones_like(log_probs, dtype=torch.bool)
-        if mask is not None:
-            counts = mask.bool()
-        given: dict[str, Any] = {
-            "log_probs": log_probs,
-            "entropy": entropy,
-            "log_sum_sq_probs": log_sum_sq_probs,
-        }
-        for name, each in {**given, "mask": counts}.items():
+        given = {"log_probs": log_probs, "entropy": entropy}
+        given["log_sum_sq_probs"] = log_sum_sq_probs
+        for name, each in {**given, "mask": mask}.items():
             if each is not None and each.shape != log_probs.shape:
                 got = f"{tuple(each.shape)} for {tuple(log_probs.shape)}"
                 refuse(f"{name} to have the shape of log_probs", got, "pass one a row")
         self._check_kept(given)
         self._check_reduction(reduction)
-        labels = torch.where(counts, 0, IGNORE_INDEX)
+        labels = torch.zeros_like(log_probs, dtype=torch.long)
+        if mask is not None:
+            labels = labels.masked_fill(~mask.bool(), IGNORE_INDEX)
         if num_items_in_batch is not None:
             check_items(num_items_in_batch, reduction, labels)
+        counts = labels == 0
 
-        def counted(kept: Tensor) -> Tensor:
+        def counted(name: str) -> Tensor:
             # A row that does not count may contain any value, also NaN, and has no gradient.
+            kept = given[name]
             return kept.to(wide(kept)).where(counts, 0).flatten()
 
         with _without_autocast(log_probs):
-            log_p = counted(log_probs)
+            log_p = counted("log_probs")
             numbers: list[Any] = [-log_p]
             for statistic in self.reads:
                 if isinstance(statistic, defined.Constant):
-                    numbers.append(statistic.number)
+                    number: Any = statistic.number
                 elif isinstance(statistic, defined.Entropy):
-                    numbers.append(counted(given["entropy"]))
+                    number = counted("entropy")
                 else:
                     # The sum excludes the label. It is inaccurate if the label has nearly all the probability.
-                    squares = counted(given["log_sum_sq_probs"]).exp()
-                    others = squares - (2 * log_p).exp()
-                    numbers.append(others.clamp_min(0))
+                    squares = counted("log_sum_sq_probs").exp()
+                    number = (squares - (2 * log_p).exp()).clamp_min(0)
+                numbers.append(number)
             self._check_slopes(numbers, given)
             flat = labels.flatten()
             own = self._reduction(flat, log_p.dtype, reduction, num_items_in_batch)
@@ -601,13 +600,12 @@ class CalibrationLoss(nn.Module):
             _, (_, *slopes) = self.row_terms(numbers)
         for statistic, slope in zip(self.reads, slopes, strict=True):
             name = KEPT_BY_A_HEAD.get(statistic)
-            if name is None or given[name].requires_grad:
-                continue
-            is_constant = isinstance(slope, float) and slope == 0
-            requirement = f"{name} to have a gradient for loss {self.name!r}"
-            got = "one without (TRL's log_sum_sq_probs has none)"
-            way_out = "call it on logits, or linear_calibration_loss, or use focal, which needs only log_probs"
-            check(is_constant, requirement, got, f"{way_out}, or bsce_gra")
+            has_none = name is not None and not given[name].requires_grad
+            if has_none and not (isinstance(slope, float) and slope == 0):
+                requirement = f"{name} to have a gradient for loss {self.name!r}"
+                got = "one without (TRL's log_sum_sq_probs has none)"
+                way_out = "call it on logits, or linear_calibration_loss, or use focal, which needs only log_probs"
+                refuse(requirement, got, f"{way_out}, or bsce_gra")
 
     def normalizer(self, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the divisor of the mean: the number of rows not ignored, or the sum of their class weights.
@@ -681,9 +679,9 @@ class CalibrationLoss(nn.Module):
         has_fractions, are_soft = look_soft(labels.detach().flatten(0, -2))
         self._label_kind_is_open = not has_fractions
         if are_soft:
-            way_out = "set problem_type='single_label_classification' for soft labels of one softmax, or "
+            way_out = "set problem_type='single_label_classification' for soft labels of one softmax, "
             way_out += (
-                "problem_type='multi_label_classification' for a sigmoid per class"
+                "or problem_type='multi_label_classification' for a sigmoid per class"
             )
             requirement = "labels to be class indices, or one float per class"
             refuse(requirement, "rows that sum to 1", way_out)

@@ -256,9 +256,7 @@ def flsd_gra(
     $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
 
     Args:
-        thresholds: the values of p_y at which gamma changes and the weight jumps: numbers in [0, 1], strictly rising.
-            An interval contains its lower end. The authors' code has `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
-        gammas: γ >= 0 for each interval, one more than thresholds.
+        thresholds, gammas: as of `flsd`.
 
     Example:
         >>> flsd_gra()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -355,9 +353,7 @@ def dual_focal_gra(
     $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy. Tao et al. use 5 for ResNet-50 on CIFAR, and 2.3 to 6.1 in all.
-        rival: definition of q_j (Table 4). Among the classes below the label: "next" (Eq. 3), "second", "third", or a
-            mean: "mean2", "mean3", "mean_all". Or a number in [0, 1), the paper's "fixed dual logit".
+        gamma, rival: as of `dual_focal`.
 
     Example:
         >>> dual_focal_gra(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
@@ -426,9 +422,7 @@ def bsce_gra(
     $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy.
-        norm: order β >= 1 of the vector norm, as in the authors' code. Its default is 1, where u is 2^γ times the focal
-            weight. The paper's Eq. 11 has a sum of scalar norms, on which β has no effect; `norm=gamma` computes it.
+        gamma, norm: as of `bsce`.
 
     Example:
         >>> bsce_gra(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))

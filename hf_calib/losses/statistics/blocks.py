@@ -300,3 +300,7 @@ class Decisions:
             elif isinstance(statistic, defined.OtherPowers):
                 # Only the label's own class counts.
                 self.numbers.append(torch.zeros_like(self.numbers[0]))
+
+    def expected(self, values: Tensor) -> Tensor:
+        """The sum of the values of both outcomes of each decision, by their shares."""
+        return (values * self.shares).view(2, -1).sum(0)

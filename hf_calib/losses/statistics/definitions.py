@@ -184,8 +184,8 @@ class MeanLogProb(Statistic):
         """v for each class, (n, C)."""
         if block.class_weights is None:
             return unmasked
-        of_label = block.class_weights[block.column]
-        return unmasked * (block.class_weights / of_label)
+        of_classes = block.class_weights.to(block.z)
+        return unmasked * (of_classes / of_classes[block.column])
 
     def change(self, block: Block, count: Tensor, slope: Tensor) -> Change:
         weights = self._weighted(block.unmasked(), block)

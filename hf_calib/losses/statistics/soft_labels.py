@@ -58,6 +58,9 @@ class SoftLabels:
         class_weights: Tensor | None,
     ) -> None:
         z = logits.to(wide(logits)).flatten(0, -2)
+        if class_weights is not None:
+            class_weights = class_weights.to(z)
+        self._class_weights = class_weights
         # Only the numbers of an ignored row are negative.
         self.shares = labels.to(z.dtype).flatten(0, -2).clamp_min(0)
         of_rows = [each for each in reads if not isinstance(each, OtherPowers)]
@@ -78,6 +81,13 @@ class SoftLabels:
                 # It is relative to the weight of the label.
                 number = number * (class_weights[0] / class_weights)
             self.numbers.append(number)
+
+    def expected(self, values: Tensor) -> Tensor:
+        """The sum of the values of all classes of each row, by their shares and the weights of the classes."""
+        shares = self.shares
+        if self._class_weights is not None:
+            shares = shares * self._class_weights
+        return torch.linalg.vecdot(values, shares)
 
 
 def _other_powers(probs: Tensor, power: float) -> Tensor:
