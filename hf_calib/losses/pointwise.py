@@ -256,7 +256,8 @@ def flsd_gra(
     $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
 
     Args:
-        thresholds, gammas: as of `flsd`.
+        thresholds: as of `flsd`.
+        gammas: as of `flsd`.
 
     Example:
         >>> flsd_gra()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -353,7 +354,8 @@ def dual_focal_gra(
     $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
 
     Args:
-        gamma, rival: as of `dual_focal`.
+        gamma: as of `dual_focal`.
+        rival: as of `dual_focal`.
 
     Example:
         >>> dual_focal_gra(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
@@ -422,7 +424,8 @@ def bsce_gra(
     $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
 
     Args:
-        gamma, norm: as of `bsce`.
+        gamma: as of `bsce`.
+        norm: as of `bsce`.
 
     Example:
         >>> bsce_gra(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
