@@ -105,7 +105,7 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
         return plain(logits, labels, reduction)
     loss = reduction.loss
     path = in_blocks
-    if fused.takes(logits, loss.row_formula, loss.reads, loss.class_weights):
+    if fused.takes(logits, loss):
         path = by_kernels
     elif is_one_block(logits):
         path = in_one_block

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from hf_calib.losses.arithmetic import Table, look_up, power_of
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic
 from hf_calib.losses.statistics.in_triton import in_triton
+
+if TYPE_CHECKING:
+    from hf_calib.losses.loss import CalibrationLoss
 
 SWITCH = "HF_CALIB_TRITON"  # With "0" the kernels are never used.
 # Triton reads it at its import.
@@ -36,22 +39,18 @@ _BLOCK_OF_LONG_ROWS = 4096
 _N_KEPT = 7
 
 
-def takes(
-    logits: Tensor,
-    formula: Callable[..., Any] | None,
-    reads: Sequence[Statistic],
-    class_weights: Tensor | None,
-) -> bool:
-    """Whether the kernels can compute a loss with this formula of rows, which reads these statistics of the logits."""
+def takes(logits: Tensor, loss: CalibrationLoss) -> bool:
+    """Whether the kernels can compute this loss of these logits."""
     if not (logits.is_cuda or _INTERPRETED):
         return False
+    reads = loss.reads
     # The mean of log-probabilities is weighted by class weights.
-    is_weighted = class_weights is not None and defined.MeanLogProb() in reads
+    is_weighted = loss.class_weights is not None and defined.MeanLogProb() in reads
     return (
         logits.dtype in _DTYPES
         and logits.numel() > LEAST_ELEMENTS
         and os.environ.get(SWITCH) != "0"
-        and formula is not None
+        and loss.row_formula is not None
         and len(reads) <= 1
         and all(kind_of(statistic) is not None for statistic in reads)
         and not is_weighted
