@@ -14,7 +14,7 @@ backward pass, because a second reading of the memory of a GPU costs less than a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -79,14 +79,6 @@ class Reduction:
         if by_ce is not None and by_rows is not None:
             by_rows = by_rows + by_ce
         return total + penalty * self.scale, [by_rows, *slopes]
-
-    def of_rows(self, rows: slice) -> Reduction:
-        return replace(self, shares=self.shares[rows])
-
-    def times(self, slope: Tensor) -> Reduction:
-        """The same with its value multiplied by the slope."""
-        scale = None if self.scale is None else self.scale * slope
-        return replace(self, shares=self.shares * slope, scale=scale)
 
 
 def scaled(slope: Tensor | float, factor: Tensor) -> Tensor | None:
@@ -194,7 +186,7 @@ def _by_autograd(
     return gradient
 
 
-# ---- What the forward pass leaves to the backward pass: a gradient, or what makes one for the slope of the value ----
+# ---- What the forward pass leaves to the backward pass: a gradient, or what makes one for a slope ----
 
 
 class Pending(Protocol):
@@ -224,18 +216,6 @@ class KeptSlopes:
     def gradient(self, slope: Tensor) -> Tensor:
         slopes = [None if own is None else own * slope for own in self.slopes]
         return self.rows.gradient(slopes)
-
-
-@dataclass(eq=False)
-class NotYetRead:
-    """Rows of 16 bits that are computed again block by block, because their numbers are a matrix."""
-
-    rows: RowBlocks
-
-    def gradient(self, slope: Tensor) -> Tensor:
-        target = empty_gradient(self.rows.logits)
-        self.rows.block_by_block(target, slope)
-        return target
 
 
 # ---- The paths: the value, and what is left to the backward pass if there is one ----
@@ -287,13 +267,7 @@ def in_blocks(
     if has_gradient and is_wide(logits):
         target = empty_gradient(logits)
     rows = RowBlocks(logits, labels, reduction, target)
-    if not is_block_by_block(reduction.loss, target):
-        rows.read()
-        return _of_all_rows(rows, logits, reduction, has_gradient)
-    value = rows.block_by_block(target)
-    if not has_gradient:
-        return value, None
-    return value, NotYetRead(rows) if target is None else MadeGradient(target)
+    return _of_all_rows(rows, logits, reduction, has_gradient)
 
 
 def _of_all_rows(
@@ -334,8 +308,6 @@ class RowBlocks:
     becomes the gradient; in 16 bits they are computed again.
     """
 
-    numbers: list[Any]
-
     def __init__(
         self,
         logits: Tensor,
@@ -343,7 +315,7 @@ class RowBlocks:
         reduction: Reduction,
         target: Tensor | None,
     ) -> None:
-        self.logits = logits
+        self._logits = logits
         self._labels = labels
         self._reduction = reduction
         self._target = target
@@ -351,16 +323,13 @@ class RowBlocks:
         size = rows_per_block(logits)
         starts = range(0, len(logits), size)
         self._parts = [slice(start, start + size) for start in starts]
-
-    def read(self) -> None:
-        """Find the numbers of all rows."""
         found = []
         for rows in self._parts:
             block = self._block(rows)
             found.append(block.numbers)
             # A matrix would be in memory twice.
             del block.numbers
-            if self._target is None:
+            if target is None:
                 block.forget()
             self._read.append(block)
         self.numbers = [_joined(own) for own in zip(*found, strict=True)]
@@ -368,7 +337,7 @@ class RowBlocks:
     def gradient(self, slopes: Slopes) -> Tensor:
         whole = self._target
         if whole is None:
-            whole = empty_gradient(self.logits)
+            whole = empty_gradient(self._logits)
         for rows, block in zip(self._parts, self._read, strict=True):
             if self._target is None:
                 block.read(self._wide_logits(rows), None)
@@ -376,27 +345,6 @@ class RowBlocks:
             _write(whole[rows], block.gradient(own))
             block.forget()
         return whole
-
-    def block_by_block(
-        self, gradient: Tensor | None, slope: Tensor | None = None
-    ) -> Tensor:
-        """The value times the slope, with a formula for each block, whose gradient is written if it is given."""
-        reduction = self._reduction
-        if slope is not None:
-            reduction = reduction.times(slope)
-        values = []
-        for rows in self._parts:
-            block = self._block(rows)
-            own = reduction.of_rows(rows)
-            if gradient is None:
-                values.append(own.value(block.numbers))
-            else:
-                value, slopes = own.value_and_slopes(block.numbers)
-                values.append(value)
-                _write(gradient[rows], block.gradient(slopes))
-            # Otherwise two blocks would be in memory.
-            del block
-        return torch.stack(values).sum() if reduction.summed else torch.cat(values)
 
     def _block(self, rows: slice) -> CacheBlock:
         reduction = self._reduction
@@ -410,26 +358,11 @@ class RowBlocks:
         )
 
     def _wide_logits(self, rows: slice) -> Tensor:
-        z = self.logits[rows].to(wide(self.logits))
+        z = self._logits[rows].to(wide(self._logits))
         counts = self._reduction.counts
         if counts is None:
             return z
         return counted_logits(z, counts[rows], self._reduction.shares[rows])
-
-
-def is_block_by_block(loss: CalibrationLoss, target: Tensor | None) -> bool:
-    """Whether the formula is computed for each block, and a gradient with it.
-
-    It is for numbers that are matrices, and for logits that are read again while they are in the cache.
-    """
-    if not loss.entry.is_of_single_rows:
-        return False
-    reads_logits = any(statistic.reads_logits for statistic in loss.reads)
-    return _has_matrix(loss) or (reads_logits and target is not None)
-
-
-def _has_matrix(loss: CalibrationLoss) -> bool:
-    return any(statistic.is_matrix for statistic in loss.reads)
 
 
 def counted_logits(z: Tensor, counts: Tensor, shares: Tensor) -> Tensor:

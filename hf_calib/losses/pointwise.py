@@ -42,7 +42,7 @@ from hf_calib.losses.statistics.definitions import (
     Constant,
     Entropy,
     LogitNorm,
-    LogProbs,
+    MeanExcess,
     MeanLogProb,
     OtherPowers,
     Rival,
@@ -533,12 +533,13 @@ def logit_norm(
 @loss(
     source="Liu et al. 2022 (MbLS), Eq. 8",
     # 0 times an infinite distance would be NaN.
-    reads=lambda margin_weight, margin: [LogProbs()] if margin_weight else [],
-    by_autograd=True,
+    reads=lambda margin_weight, margin: [
+        MeanExcess(margin) if margin_weight else Constant(0.0)
+    ],
 )
 def mbls(
     ce,
-    log_probs=None,
+    excess,
     *,
     margin_weight: NonNegative = 0.1,
     margin: NonNegative = 10.0,
@@ -546,7 +547,7 @@ def mbls(
     r"""MbLS (margin-based label smoothing): cross entropy plus the excess of logit distances over a margin.
 
     `label_smoothing` reduces all distances between logits; this loss reduces only distances above the margin, so a
-    model may still be confident. It needs memory for several (N, C) arrays in addition to the logits.
+    model may still be confident.
 
     $$L = -\log p_y + \frac{a}{C} \sum_j \max(0,\, \max_k z_k - z_j - m)$$
 
@@ -559,13 +560,7 @@ def mbls(
         >>> mbls(margin=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor(0.1769)
     """
-    if log_probs is None:
-        return ce
-    masked = log_probs == -torch.inf
-    # The differences of the log-probabilities are those of the logits.
-    distance = log_probs.amax(1, keepdim=True) - log_probs.masked_fill(masked, 0)
-    excess = torch.relu(distance - margin).masked_fill(masked, 0)
-    return ce + margin_weight * excess.sum(1) / (~masked).sum(1)
+    return ce + margin_weight * excess, 1.0, margin_weight
 
 
 @loss(source="Wu et al. 2025 (DFT), Eq. 9")

@@ -42,10 +42,11 @@ if not INTERPRETED and DEVICE == "cpu":
         allow_module_level=True,
     )
 
-# These couple the batch, or need the probabilities of a row twice: the other path's.
-COUPLED = ("mbls", "mdca", "mmce", "soft_ece", "kde_ece", "avuc", "ece_ce")
-# So do statistics that few users read: other rivals than the next one, other norms than the sum.
-RARE = [("dual_focal", {"rival": rival}) for rival in RIVALS if rival != "next"]
+# These couple the batch: the other path's.
+COUPLED = ("mdca", "mmce", "soft_ece", "kde_ece", "avuc", "ece_ce")
+# So are statistics that few users read: distances, other rivals than the next one, other norms than the sum.
+RARE = [v for v in VARIANTS if v[0] == "mbls" and v[1].get("margin_weight") != 0]
+RARE += [("dual_focal", {"rival": rival}) for rival in RIVALS if rival != "next"]
 RARE += [("logit_norm", {"p": p}) for p in (1.5, 2, 3)]
 FUSED = [v for v in VARIANTS if v[0] not in COUPLED and v not in RARE]
 SOME = (
@@ -338,7 +339,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from hf_calib.losses import LOSSES, make_loss
 from hf_calib.losses.statistics import kernels
-from hf_calib.losses.statistics.fused import constants_of, formula_of
+from hf_calib.losses.statistics.fused import constants_of, formula_of, kind_of
 
 TYPES = dict(stride_n="i64", stride_c="i64", labels="*i64", is_right="*i64", n_cols="i32", n_edges="i32")
 TYPES |= dict(stride_slope="i64")
@@ -360,7 +361,7 @@ ONE_OF_EACH_KIND = ("cross_entropy", "entropy_regularized", "dual_focal", "label
 losses = [make_loss(name) for name in LOSSES]
 losses += [make_loss("dual_focal", rival=0.1), make_loss("label_smoothing", smoothing=1.0)]
 for loss in losses:
-    if loss.row_formula is None: continue
+    if loss.row_formula is None or None in map(kind_of, loss.reads): continue
     formula = formula_of(loss.row_formula, loss.reads, loss.arguments(torch.ones(1)))
     own = dict(FORMULA=formula, HAS_NUMBER=bool(loss.reads), GRADIENT=True, KEEPS=False)
     compile(kernels.forward_kernel, {**constants_of(loss.reads, 10), **own})

@@ -115,7 +115,11 @@ class Block:
 
     def unmasked(self) -> Tensor:
         """1.0 for a class that is not masked (-inf), otherwise 0, (n, C)."""
-        return (self.z > -torch.inf).to(self.z.dtype)
+        return self.above(self.z, -torch.inf)
+
+    def above(self, matrix: Tensor, limit: float) -> Tensor:
+        """1.0 where a number is above the limit, otherwise 0."""
+        return (matrix > limit).to(matrix.dtype)
 
     @property
     def predicted(self) -> Tensor:
@@ -242,9 +246,9 @@ class CacheBlock(Block):
     def probs(self) -> Tensor:
         return self._probs
 
-    def unmasked(self) -> Tensor:
+    def above(self, matrix: Tensor, limit: float) -> Tensor:
         # Booleans would be slow.
-        return torch.gt(self.z, -torch.inf, out=torch.empty_like(self.z))
+        return torch.gt(matrix, limit, out=torch.empty_like(matrix))
 
     @property
     def column(self) -> Tensor:

@@ -72,12 +72,9 @@ class Change:
 class Statistic:
     """A number of every row."""
 
-    # Whether it has a derivative, whether that is by the logits themselves, whether it reads them again, and whether
-    # the statistic is a matrix (n, C).
+    # Whether it has a derivative, and whether that is by the logits themselves.
     has_derivative: ClassVar[bool] = True
     is_of_logits: ClassVar[bool] = False
-    reads_logits: ClassVar[bool] = False
-    is_matrix: ClassVar[bool] = False
 
     def value(self, block: Block) -> tuple[Any, Any]:
         """The numbers (n,), and what `change` needs."""
@@ -151,8 +148,6 @@ class OtherPowers(Statistic):
 class Entropy(Statistic):
     """The entropy H = -sum of p_j l_j, in nats. Its derivative by l_j is -p_j l_j - p_j, the last a multiple of p."""
 
-    reads_logits = True
-
     def value(self, block: Block) -> tuple[Tensor, None]:
         ratios, shift = block.log_ratios_above(LOG_ZERO)
         return -torch.linalg.vecdot(block.probs, ratios) - shift, None
@@ -169,8 +164,6 @@ class MeanLogProb(Statistic):
     v is 1, or with class weights w it is w_j / w_y: the loss of a row is multiplied by w_y, so each class has its own
     weight in the end, as in PyTorch.
     """
-
-    reads_logits = True
 
     def value(self, block: Block) -> tuple[Tensor, Tensor]:
         unmasked = block.unmasked()
@@ -235,8 +228,6 @@ class Labels(Statistic):
 class LogProbs(Statistic):
     """l of every class, (n, C): the one statistic that is a matrix, and so is its slope."""
 
-    is_matrix = True
-
     def value(self, block: Block) -> tuple[Tensor, None]:
         return block.log_probs, None
 
@@ -252,7 +243,6 @@ class LogitNorm(Statistic):
     """
 
     is_of_logits = True
-    reads_logits = True
     order: float
 
     def value(self, block: Block) -> tuple[Tensor, Tensor]:
@@ -273,6 +263,34 @@ class LogitNorm(Statistic):
             relative = z.abs() / norm[:, None].clamp_min(tiny(z))
             own *= relative.pow(self.order - 1)
         return Change(own, slope)
+
+
+@dataclass(frozen=True)
+class MeanExcess(Statistic):
+    """The mean of max(0, z_max - z_j - margin) over the classes that are not masked (-inf).
+
+    Its derivative by z_j is -1 / C for each distance above the margin, and that by z_max is minus the sum of these.
+    """
+
+    is_of_logits = True
+    margin: float
+
+    def value(self, block: Block) -> tuple[Tensor, Tensor]:
+        count = block.unmasked().sum(1)
+        excess = torch.relu(_distances(block) - self.margin)
+        return excess.sum(1) / count, count
+
+    def change(self, block: Block, count: Tensor, slope: Tensor) -> Change:
+        is_above = block.above(_distances(block), self.margin)
+        number = is_above.sum(1, keepdim=True)
+        own = is_above.neg_().scatter_add_(1, block.predicted, number)
+        return Change(own, slope / count[:, None])
+
+
+def _distances(block: Block) -> Tensor:
+    """z_max - z_j, 0 for a masked class."""
+    top = block.z.gather(1, block.predicted)
+    return top - block.z.where(block.z > -torch.inf, top)
 
 
 def _unmasked_logits(block: Block) -> Tensor:
