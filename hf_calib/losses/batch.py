@@ -90,7 +90,8 @@ def mmce(
             weights = weights / (pairs + 1e-5)
         # It is 0 if all predictions are of one kind.
         scale = mmce_weight * (pairs.amin() > 0)
-    # squared = sum over two kinds k and l of weights_kl errors_k K errors_l
+    # squared = sum over two kinds k and l of weights_kl errors_k K errors_l. It depends on r_i by the errors of row i,
+    # whose derivative is -1 for its kind, and by row and column i of the symmetric K, so both come twice.
     of_pairs = weights @ near
     squared = (of_pairs * errors).sum()
     slope = 2 * (weights @ growth * errors - of_pairs * kinds).sum(0)

@@ -99,7 +99,7 @@ class loss(Generic[Module]):  # noqa: N801, it is used as a decorator
         reads: gives the statistics for the hyperparameters, in the formula's order.
         rows: for a loss that couples the batch, the formula of a row, which reads the cross entropy only. The decorated
             formula is then the penalty: a scalar, followed by its derivative by each number of each row.
-        by_autograd: the formula returns its value only, and autograd differentiates it.
+        by_autograd: the formula of a penalty returns its value only, and autograd differentiates it.
         few_operations: autograd differentiates the whole loss of few rows in less time than the slopes take.
         needs_all_rows: the formula couples the rows of a call, so they cannot be computed in blocks.
         multi_label: whether the loss is also defined for a sigmoid per label.
@@ -335,25 +335,19 @@ class CalibrationLoss(nn.Module):
     @property
     def row_formula(self) -> Formula | None:
         """The formula if it gives the terms of single rows by itself, so that a kernel can evaluate it."""
-        has_terms = self.entry.is_of_single_rows and not self.entry.by_autograd
-        return self.entry.formula if has_terms else None
-
-    def row_values(self, numbers: Sequence[Any]) -> Tensor:
-        """The value of each row, (N,), for its numbers."""
-        return _value_of(self._of_each_row(numbers))
+        return self.entry.formula if self.entry.is_of_single_rows else None
 
     def row_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
-        """The value of each row, and its derivatives by the numbers that it is a function of."""
-        if self.entry.by_autograd and self.entry.rows is None:
-            return _differentiated(self.row_values, numbers)
-        value, *slopes = self._of_each_row(numbers)
+        """The value of each row, (N,), and its derivatives by the numbers that it is a function of."""
+        if self.entry.rows is not None:
+            value, *slopes = self.entry.rows(numbers[0], **self._values)
+        else:
+            arguments = self.arguments(numbers[0])
+            value, *slopes = self.entry.formula(*numbers, **arguments)
         return value, slopes
 
-    def _of_each_row(self, numbers: Sequence[Any]) -> Any:
-        """What the formula of rows returns."""
-        if self.entry.rows is not None:
-            return self.entry.rows(numbers[0], **self._values)
-        return self.entry.formula(*numbers, **self.arguments(numbers[0]))
+    def row_values(self, numbers: Sequence[Any]) -> Tensor:
+        return self.row_terms(numbers)[0]
 
     def penalty(self, numbers: Sequence[Any]) -> Tensor:
         """The penalty on the batch, or on that of all processes."""
@@ -362,7 +356,8 @@ class CalibrationLoss(nn.Module):
             gathered, _ = self.gather([own.to(numbers[0].dtype) for own in numbers])
             pairs = zip(gathered, numbers, strict=True)
             numbers = [of_all.to(own.dtype) for of_all, own in pairs]
-        return _value_of(self.entry.formula(*numbers, **self._values))
+        found = self.entry.formula(*numbers, **self._values)
+        return found if self.entry.by_autograd else found[0]
 
     def penalty_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
         """The penalty, and its derivatives by the numbers of this process."""
@@ -719,16 +714,10 @@ class CalibrationLoss(nn.Module):
             refuse("reduction to be 'mean' or 'sum'", "'none'", way_out)
 
 
-def _value_of(found: Any) -> Tensor:
-    """The value that a formula returns, alone or before its derivatives."""
-    value: Tensor = found if isinstance(found, Tensor) else found[0]
-    return value
-
-
 def _differentiated(
     function: Callable[[Sequence[Any]], Tensor], numbers: Sequence[Any]
 ) -> tuple[Tensor, Sequence[Any]]:
-    """The value of a function of the numbers, and the derivatives of its sum by autograd."""
+    """The value, a scalar, of a function of the numbers, and its derivatives by autograd."""
     leaves = []
     for number in numbers:
         leaf = number.detach()
@@ -736,7 +725,7 @@ def _differentiated(
     with torch.enable_grad():
         value = function(leaves)
         found = torch.autograd.grad(
-            value.sum(),
+            value,
             [leaf for leaf in leaves if leaf.requires_grad],
             materialize_grads=True,
         )
