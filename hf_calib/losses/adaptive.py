@@ -79,7 +79,12 @@ class AdaptiveLoss(TableLoss):
 
     @abstractmethod
     def _fitted(
-        self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
+        self,
+        gaps: Tensor,
+        predictions: tuple[Tensor, Tensor],
+        *,
+        class_gaps: Any,
+        progress: Any,
     ) -> dict[str, Tensor]:
         """These entries after an update with held-out predictions, which have the gaps (M,)."""
 
@@ -255,8 +260,8 @@ class GapTableLoss(AdaptiveLoss):
         gaps: Tensor,
         predictions: tuple[Tensor, Tensor],
         *,
-        class_gaps: Any = None,
-        progress: Any = None,
+        class_gaps: Any,
+        progress: Any,
     ) -> dict[str, Tensor]:
         is_given = class_gaps is not None and progress is not None
         requirement = f"class_gaps and progress to be given to {self.name}"

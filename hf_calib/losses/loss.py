@@ -528,7 +528,7 @@ class CalibrationLoss(nn.Module):
             >>> make_loss("focal", gamma=2.0).from_log_probs(torch.tensor([0.8808, 0.5]).log())
             tensor(0.0875)
         """
-        given = {"log_probs": log_probs, "entropy": entropy}
+        given: dict[str, Any] = {"log_probs": log_probs, "entropy": entropy}
         given["log_sum_sq_probs"] = log_sum_sq_probs
         for name, each in {**given, "mask": mask}.items():
             if each is not None and each.shape != log_probs.shape:

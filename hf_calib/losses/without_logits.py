@@ -149,7 +149,7 @@ class _LinearLoss(torch.autograd.Function):
 class _Gradients:
     """Those of the hidden states, the weight, the bias and the temperature, where they are wanted."""
 
-    def __init__(self, given: Sequence[Tensor | None], wanted: Sequence[bool]) -> None:
+    def __init__(self, given: Sequence[Any], wanted: Sequence[bool]) -> None:
         self._given = given
         self._found: list[Tensor | None] = []
         for tensor, is_wanted in zip(given, wanted, strict=True):
@@ -161,9 +161,7 @@ class _Gradients:
                 found = torch.zeros_like(tensor, dtype=dtype)
             self._found.append(found)
 
-    def add(
-        self, rows: slice, slope: Tensor, of_temperature: Tensor | None = None
-    ) -> None:
+    def add(self, rows: slice, slope: Tensor, of_temperature: Any = None) -> None:
         """Add those of a chunk, for the slopes of its logits and of its temperature."""
         hidden, weight, *_ = self._given
         by_hidden, by_weight, by_bias, by_temperature = self._found
