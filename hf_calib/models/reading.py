@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,82 +27,81 @@ from hf_calib.predictions.labels import check_unambiguous, label_ids
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Names = str | Sequence[str] | None  # Several in one text are separated by commas.
+# Several in one text are separated by commas.
+Names = str | Sequence[str] | None
+
+_AS_TYPED = "write it as on the command line"
 
 
-_TEXTS = {"str": "a text", "Path": "a path"}
+def without_none(kind: Any) -> Any:
+    """The type of an option that is given, by that of its field, which may also be None.
+
+    >>> without_none(int | None), without_none(list[str])
+    (<class 'int'>, list[str])
+    """
+    kept = [each for each in get_args(kind) if each is not type(None)]
+    may_be_none = type(None) in get_args(kind) and len(kept) == 1
+    return kept[0] if may_be_none else kind
 
 
 def option_value(
-    name: str, kind: str, given: Any, ends: tuple[int, int] = (0, 0)
+    name: str, kind: Any, given: Any, ends: tuple[int, int] = (0, 0)
 ) -> Any:
     """An option's value in its type; given may be a path, one text of a list, or an integer of NumPy within the ends.
 
     Raises:
         InputError: if it is of another type, or not one of the type's values.
 
-    >>> option_value("by", "Names", "country,age"), option_value("n_bins", "int", np.int64(10), (1, 20))
+    >>> option_value("by", Names, "country,age"), option_value("n_bins", int, np.int64(10), (1, 20))
     (['country', 'age'], 10)
     """
-    plain = kind.removesuffix(" | None")
     value = os.fspath(given) if isinstance(given, os.PathLike) else given
-    is_optional, way_out = (
-        plain != kind or plain == "Names",
-        "write it as on the command line",
-    )
-    if value is None and is_optional:
+    if value is None and type(None) in get_args(kind):
         return None
-    if plain in ("Names", "list[str]"):
-        if isinstance(value, str):
-            value = value.split(",") if plain == "Names" else [value]
-        is_list = isinstance(value, list | tuple | np.ndarray) and (
-            is_optional or len(value) > 0
-        )
-        check_type(
-            is_list, f"{name} to be a text, or a list of texts", repr(given), way_out
-        )
-        texts, once, way_out = (
-            list(map(str, value)),
-            plain == "Names",
-            "name each once, or leave it out",
-        )
-        # The arguments of a user's script may be empty.
-        wrong = [
-            repr(text)
-            for text, times in Counter(texts).items()
-            if (once and times > 1) or (not text and name != "words")
-        ]
-        requirement = f"{name} to be {'different ' * once}texts, none of them empty"
-        check(
-            not wrong,
-            requirement,
-            f"{few(wrong)} in {few(list(map(repr, texts)))}",
-            way_out,
-        )
+    plain = without_none(kind)
+    if plain == Names:
+        parts = value.split(",") if isinstance(value, str) else value
+        texts = _texts(name, parts, given)
+        counts = Counter(texts)
+        twice = [text for text, times in counts.items() if times > 1]
+        check(not twice, f"{name} to be different texts", few(twice), "name each once")
         return texts or None
-    if plain in _TEXTS:
-        check_type(
-            isinstance(value, str),
-            f"{name} to be {_TEXTS[plain]}",
-            repr(given),
-            way_out,
-        )
-        check(
-            value != "",
-            f"{name} not to be empty",
-            repr(given),
-            "write one, or leave it out",
-        )
-        return Path(value) if plain == "Path" else value
-    if plain == "int":
-        return check_integer(
-            name, value, ends[0], "leave it out for the default", most=ends[1]
-        )
-    if plain == "bool":
+    if plain == list[str]:
+        parts = [value] if isinstance(value, str) else value
+        texts = _texts(name, parts, given)
+        check(texts != [], f"{name} to be a text or texts", "none", _AS_TYPED)
+        return texts
+    if plain in (str, Path):
+        is_text = isinstance(value, str)
+        check_type(is_text, f"{name} to be a text or a path", repr(given), _AS_TYPED)
+        _check_not_empty(name, [value])
+        return plain(value)
+    if plain is int:
+        least, most = ends
+        way_out = "leave it out for the default"
+        return check_integer(name, value, least, way_out, most=most)
+    if plain is bool:
         check_flag(name, value)
-    if plain.startswith("Literal"):
-        check_choice(name, value, re.findall(r"'(\w+)'", plain))
+    if get_origin(plain) is Literal:
+        check_choice(name, value, get_args(plain))
     return value
+
+
+def _texts(name: str, parts: Any, given: object) -> list[str]:
+    """The texts of a list, none of them empty."""
+    is_list = isinstance(parts, list | tuple | np.ndarray)
+    requirement = f"{name} to be a text, or a list of texts"
+    check_type(is_list, requirement, repr(given), _AS_TYPED)
+    texts = [str(part) for part in parts]
+    _check_not_empty(name, texts)
+    return texts
+
+
+def _check_not_empty(name: str, texts: Sequence[str]) -> None:
+    """Raise for an empty text, which a script makes of a variable that is not set."""
+    got = few([repr(text) for text in texts])
+    way_out = "write one, or leave it out"
+    check("" not in texts, f"{name} not to be empty", got, way_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +144,8 @@ class Reading:
 
     def __post_init__(self) -> None:
         for name in ("class_names", "label_columns", "by"):
-            object.__setattr__(
-                self, name, option_value(name, "Names", getattr(self, name))
-            )
+            value = option_value(name, Names, getattr(self, name))
+            object.__setattr__(self, name, value)
 
     @property
     def of_tables(self) -> dict[str, Any]:

@@ -51,20 +51,24 @@ class TestRefusals:
             ),
             (
                 "evaluate data.npz --class-names a,a,b,",
-                "none of them empty, got 'a', '' in 'a', 'a'",
+                "--class-names not to be empty, got 'a', 'a', 'b', ''",
             ),
             (
                 "evaluate data.npz --ood-data=",
-                "--ood-data to be texts, none of them empty, got '' in ''",
+                "--ood-data not to be empty, got ''",
             ),
             (
                 "evaluate data.npz --output=",
-                "expected output not to be empty, got ''; write one",
+                "expected --output not to be empty, got ''; write one",
             ),
             (
                 "evaluate data.npz --output data.csv",
                 "output to be a folder, got the file",
             ),
+            ("evaluate data.npz --nbins 3", "No such option: --nbins.*; see .*--help"),
+            ("evaluate", "Missing argument 'MODEL_OR_PREDICTIONS'; see"),
+            ("evaluate data.npz --n-bins x", "Invalid value for '--n-bins': .*; see"),
+            ("evalute data.npz", "No such command 'evalute'. Did you mean 'evaluate'"),
             (
                 "calibrate data.npz --output new --method vector --criterion ece",
                 "expected --criterion to be given with a temperature only, got 'ece'",
@@ -158,7 +162,7 @@ def test_all_options_are_shown_on_demand(command: str) -> None:
         ),
         ("model --data data.csv --label-column t", "expected --label-column to be one"),
         ("model --data data.csv --by t", "expected --by to be one of text, label"),
-        ("data.npz --ood-data=", "expected --ood-data to be texts"),
+        ("data.npz --ood-data=", "expected --ood-data not to be empty"),
         ("data.npz --soft-labels no.npz", "expected --soft-labels to name an existing"),
         ("data.npz --soft-labels data.npz", "to hold the array soft_labels or probs"),
         ("data.npz --n-bins 0", "expected --n-bins to be at least 1"),
