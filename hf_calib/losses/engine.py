@@ -3,12 +3,13 @@
     logits -> numbers of each row -> formula -> value and slopes -> gradient
 
 The slopes are the derivatives of a row's value by its numbers, which the formula returns with the value. So the
-gradient is made in the forward pass, without a graph of autograd, and the backward pass multiplies it by a number.
-Large matrices are computed in blocks of rows that stay in the cache. With kernels, the gradient is made in the
-backward pass, because a second reading of the memory of a GPU costs less than a matrix that waits.
+gradient is made without a graph of autograd, on one of three paths: `in_one_block` for few logits, `in_blocks` of rows
+that stay in the cache for many, and `by_kernels` on a GPU. A path returns the value, and what it leaves to the backward
+pass: the gradient itself, which waits for the slope of the value (`MadeGradient`), or what makes it once that is known
+(`KeptSlopes`, `fused.KernelRows`).
 
 `plain` is the same by autograd, from the formula's value alone. It is the definition, and serves `torch.compile`,
-`torch.func` and gradients of gradients.
+`torch.func`, gradients of gradients and many slopes at once.
 """
 
 from __future__ import annotations
@@ -157,9 +158,9 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         pending = ctx.pending
-        # It is used once, because most kinds are scaled in place.
+        # It is used once: a gradient is scaled in place, and blocks become the gradient.
         ctx.pending = None
-        # With create_graph=True, or is_grads_batched=True, whose slopes are many.
+        # The first is create_graph=True, the second is_grads_batched=True.
         are_many = torch._C._functorch.is_legacy_batchedtensor(slope)
         by_operations = torch.is_grad_enabled() or are_many
         if isinstance(pending, MadeGradient) and not by_operations:
