@@ -190,26 +190,40 @@ def soft_ece(
         >>> soft_ece()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(1.1653)
     """
-    index = torch.arange(n_bins, device=confidence.device, dtype=confidence.dtype)
     if variant == "sb_ece":
-        closeness = -(confidence[:, None] - (index + 0.5) / n_bins).square()
-        members = torch.softmax(closeness / bin_temperature, dim=1)
+        members = _members_by_distance(confidence, n_bins, bin_temperature)
         accuracy = correct
     else:
-        ramps = confidence[:, None] * (index + 1) - (index / n_bins).cumsum(0)
-        members = torch.softmax(ramps / bin_temperature, dim=1)
-        # This is the authors' smoothing with their constant.
-        members = (members + 1e-6) / (1 + (n_bins + 1) * 1e-6)
+        members = _members_by_tree(confidence, n_bins, bin_temperature)
         lead = log_probs.exp() - torch.exp(-ce)[:, None]
-        # The rank of the label is subtracted: the number of classes above it, where the label itself counts 1/2.
-        accuracy = (1.5 - torch.sigmoid(rank_sharpness * lead).sum(1)).clamp_min(0)
+        # The rank of the label is the number of classes above it plus 1. In the sum the label itself counts 1/2.
+        rank = torch.sigmoid(rank_sharpness * lead).sum(1) + 0.5
+        accuracy = (2 - rank).clamp_min(0)
     counted = members * counts[:, None]
     size = counted.sum(0)
     gap = counted.T @ (accuracy - confidence) / size.clamp_min(tiny(size))
     shares = size / counts.sum().clamp_min(1)
     if variant == "sb_ece":
+        # The gradient of a root at 0 is infinite.
         return ece_weight * ((shares * gap.square()).sum() + _EPSILON).sqrt()
     return ece_weight * (shares * gap.abs()).sum()
+
+
+def _members_by_distance(confidence, n_bins, temperature):
+    """The share (N, M) with which a confidence belongs to a bin, by its distance from the bin's centre."""
+    index = torch.arange(n_bins, device=confidence.device, dtype=confidence.dtype)
+    centre = (index + 0.5) / n_bins
+    closeness = -(confidence[:, None] - centre).square()
+    return torch.softmax(closeness / temperature, dim=1)
+
+
+def _members_by_tree(confidence, n_bins, temperature):
+    """The same by the soft decision tree of DECE, whose ramps cross at the edges of the bins."""
+    index = torch.arange(n_bins, device=confidence.device, dtype=confidence.dtype)
+    ramps = confidence[:, None] * (index + 1) - (index / n_bins).cumsum(0)
+    members = torch.softmax(ramps / temperature, dim=1)
+    # This is the authors' smoothing with their constant.
+    return (members + 1e-6) / (1 + (n_bins + 1) * 1e-6)
 
 
 def _of_points(kind: str, **values: Any) -> list[Statistic]:
