@@ -1,4 +1,5 @@
-"""Checks of what a loss is called with. None waits for a device: there an assertion of the device fails."""
+"""Checks of what a loss is called with. None waits for a device: there an assertion of the device
+fails."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 
 def refuse(requirement: str, got: object, way_out: str) -> NoReturn:
-    """Raise like `check`; the message is built only here, because `torch.compile` would guard the shapes in it."""
+    """Raise like `check`; the message is built only here, because `torch.compile` would guard the
+    shapes in it."""
     raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
 
 
@@ -102,7 +104,8 @@ def check_items(items: Tensor | float, reduction: str, labels: Tensor) -> None:
 def check_labels(labels: Tensor, n_classes: int, *, of_weights: bool = False) -> None:
     """Raise if a label (N,) is neither a class nor ignored, and name it; a GPU asserts without being waited for.
 
-    `of_weights` says that the number of classes is that of the class weights, which may be the wrong one.
+    `of_weights` says that the number of classes is that of the class weights, which may be the
+    wrong one.
     """
     wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
     requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
@@ -121,7 +124,8 @@ def check_labels(labels: Tensor, n_classes: int, *, of_weights: bool = False) ->
 
 
 def name_wrong_label(labels: Tensor, n_classes: int, error: Exception) -> None:
-    """Raise the error of `check_labels` after PyTorch's own. A GPU that has asserted answers no more questions."""
+    """Raise the error of `check_labels` after PyTorch's own. A GPU that has asserted answers no
+    more questions."""
     if not labels.is_cuda:
         check_labels(labels, n_classes)
     elif "device-side assert" in str(error):
@@ -134,7 +138,8 @@ def name_wrong_label(labels: Tensor, n_classes: int, error: Exception) -> None:
 
 
 def check_shares(shares: Tensor, labels: Tensor) -> None:
-    """Raise for multi-label targets outside [0, 1], one of whose shares is negative; a GPU is not waited for."""
+    """Raise for multi-label targets outside [0, 1], one of whose shares is negative; a GPU is not
+    waited for."""
     if not len(shares):
         return
     # This is False for NaN.

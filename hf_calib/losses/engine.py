@@ -2,14 +2,15 @@
 
     logits -> numbers of each row -> formula -> value and slopes -> gradient
 
-The slopes are the derivatives of a row's value by its numbers, which the formula returns with the value. So the
-gradient is made without a graph of autograd, on one of three paths: `in_one_block` for few logits, `in_blocks` of rows
-that stay in the cache for many, and `by_kernels` on a GPU. A path returns the value, and what it leaves to the backward
-pass: the gradient itself, which waits for the slope of the value (`MadeGradient`), or what makes it once that is known
-(`KeptSlopes`, `fused.KernelRows`).
+The slopes are the derivatives of a row's value by its numbers, which the formula returns with the
+value. So the gradient is made without a graph of autograd, on one of three paths: `in_one_block`
+for few logits, `in_blocks` of rows that stay in the cache for many, and `by_kernels` on a GPU. A
+path returns the value, and what it leaves to the backward
+pass: the gradient itself, which waits for the slope of the value (`MadeGradient`), or what makes it
+once that is known (`KeptSlopes`, `fused.KernelRows`).
 
-`plain` is the same by autograd, from the formula's value alone. It is the definition, and serves `torch.compile`,
-`torch.func`, gradients of gradients and many slopes at once.
+`plain` is the same by autograd, from the formula's value alone. It is the definition, and serves
+`torch.compile`, `torch.func`, gradients of gradients and many slopes at once.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from hf_calib.losses.statistics.definitions import wide
 if TYPE_CHECKING:
     from hf_calib.losses.loss import CalibrationLoss
 
-# A block of this many elements stays in a core's cache; on an accelerator it only limits the scratch memory.
+# A block of this many elements stays in a core's cache; on an accelerator it only limits the
+# scratch memory.
 CPU_BLOCK_ELEMENTS = 2**18
 DEVICE_BLOCK_ELEMENTS = 2**24
 
 
 def is_traced() -> bool:
-    """Whether `torch.compile` or a transform of `torch.func` is active; both need plain operations."""
+    """Whether `torch.compile` or a transform of `torch.func` is active; both need plain
+    operations."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
@@ -42,8 +45,9 @@ def is_traced() -> bool:
 class Reduction:
     """What the rows of a call add to its value: the sum of shares * values of rows, plus scale * penalty of the batch.
 
-    Shares (N,) contain the class weights and the divisor, and are 0 for ignored rows. Without `summed` each row has a
-    value of its own. `counts` (N,) is False for ignored rows; it is None if there are known to be none.
+    Shares (N,) contain the class weights and the divisor, and are 0 for ignored rows. Without
+    `summed` each row has a value of its own. `counts` (N,) is False for ignored rows; it is None if
+    there are known to be none.
     """
 
     loss: CalibrationLoss
@@ -129,7 +133,8 @@ def plain(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
 
 
 def small_block(z: Tensor, labels: Tensor, reduction: Reduction) -> Block:
-    """The rows as one block, with logits of 0 if they are ignored, which may be NaN; their shares are 0."""
+    """The rows as one block, with logits of 0 if they are ignored, which may be NaN; their shares
+    are 0."""
     counts = reduction.counts
     if counts is not None:
         z = torch.where(counts[:, None], z, reduction.shares[:, None])
@@ -192,7 +197,8 @@ def _by_autograd(
 
 class Pending(Protocol):
     def gradient(self, slope: Tensor) -> Tensor:
-        """The gradient (n, C) for the slope of the value, (), or of the values of the rows, (n,)."""
+        """The gradient (n, C) for the slope of the value, (), or of the values of the rows,
+        (n,)."""
 
 
 @dataclass(eq=False)
@@ -209,7 +215,8 @@ class MadeGradient:
 
 @dataclass(eq=False)
 class KeptSlopes:
-    """Rows, and the slopes by their numbers, of logits of 16 bits, which are too coarse for a gradient to be scaled."""
+    """Rows, and the slopes by their numbers, of logits of 16 bits, which are too coarse for a
+    gradient to be scaled."""
 
     rows: Block | RowBlocks
     slopes: Slopes
@@ -229,8 +236,8 @@ def by_kernels(
 ) -> tuple[Tensor, Pending | None]:
     """A kernel writes the gradient of a small matrix together with the values; it is made later otherwise.
 
-    16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large matrix takes longer than
-    to read the logits again, as longer rows are.
+    16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large
+    matrix takes longer than to read the logits again, as longer rows are.
     """
     loss = reduction.loss
     formula = loss.row_formula
@@ -289,7 +296,8 @@ def is_wide(logits: Tensor) -> bool:
 
 
 def is_one(slope: Tensor) -> bool:
-    """Whether a slope is known to be 1. A look at it costs less than a pass over the gradient, except on a device."""
+    """Whether a slope is known to be 1. A look at it costs less than a pass over the gradient,
+    except on a device."""
     return slope.is_cpu and slope.item() == 1
 
 
@@ -305,8 +313,8 @@ def empty_gradient(logits: Tensor) -> Tensor:
 class RowBlocks:
     """A large matrix in blocks of rows, with the interface of `Block` and one formula for the numbers of all rows.
 
-    That takes fewer operations than a formula for each block. The probabilities of a block wait in `target`, which
-    becomes the gradient; in 16 bits they are computed again.
+    That takes fewer operations than a formula for each block. The probabilities of a block wait in
+    `target`, which becomes the gradient; in 16 bits they are computed again.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""`@loss`, which makes a constructor of a formula; the table `LOSSES`; the module `CalibrationLoss`."""
+"""`@loss`, which makes a constructor of a formula; the table `LOSSES`; the module
+`CalibrationLoss`."""
 
 from __future__ import annotations
 
@@ -90,18 +91,23 @@ def _no_check(**values: Any) -> None:
 class loss(Generic[Module]):  # noqa: N801, it is used as a decorator
     """Turn a formula into a constructor, and add it to `LOSSES`.
 
-    The formula, `name(ce, *statistics, *, hyperparameters)`, gets the cross entropy of each row (N,) and the statistics
-    that it reads. It returns the value of each row, 0 if the label has probability 1, followed by the derivative of the
-    value by each of these: (N,), or a number for all rows.
+    The formula, `name(ce, *statistics, *, hyperparameters)`, gets the cross entropy of each row
+    (N,) and the statistics that it reads. It returns the value of each row, 0 if the label has
+    probability 1, followed by the derivative of the value by each of these: (N,), or a number for
+    all rows.
 
     Attributes:
         source: the reference in the docstring.
         reads: gives the statistics for the hyperparameters, in the formula's order.
-        rows: for a loss that couples the batch, the formula of a row, which reads the cross entropy only. The decorated
-            formula is then the penalty: a scalar, followed by its derivative by each number of each row.
-        by_autograd: the formula of a penalty returns its value only, and autograd differentiates it.
-        few_operations: autograd differentiates the whole loss of few rows in less time than the slopes take.
-        needs_all_rows: the formula couples the rows of a call, so they cannot be computed in blocks.
+        rows: for a loss that couples the batch, the formula of a row, which reads the cross entropy
+            only. The decorated formula is then the penalty: a scalar, followed by its derivative by
+            each number of each row.
+        by_autograd: the formula of a penalty returns its value only, and autograd differentiates
+            it.
+        few_operations: autograd differentiates the whole loss of few rows in less time than the
+            slopes take.
+        needs_all_rows: the formula couples the rows of a call, so they cannot be computed in
+            blocks.
         multi_label: whether the loss is also defined for a sigmoid per label.
         check: is called with all hyperparameters.
         module: the class of the loss; one with a table passes it to the formula.
@@ -154,7 +160,8 @@ class loss(Generic[Module]):  # noqa: N801, it is used as a decorator
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LossEntry(loss[Any]):
-    """A row of `LOSSES`: constructor, formula, source, and each hyperparameter's default and range."""
+    """A row of `LOSSES`: constructor, formula, source, and each hyperparameter's default and
+    range."""
 
     name: str
     constructor: Callable[..., CalibrationLoss]
@@ -173,13 +180,15 @@ class LossEntry(loss[Any]):
 
     @property
     def takes_soft_labels(self) -> bool:
-        """Whether the loss, with its default hyperparameters, has a form for soft labels of one softmax."""
+        """Whether the loss, with its default hyperparameters, has a form for soft labels of one
+        softmax."""
         known = self.hyperparameters.items()
         reads = self.reads(**{name: each.default for name, each in known})
         return self.refusal_of_soft_labels(reads) is None
 
     def refusal_of_soft_labels(self, reads: Sequence[Statistic]) -> str | None:
-        """Why a loss that reads these statistics has no form for soft labels of one softmax; None if it has one."""
+        """Why a loss that reads these statistics has no form for soft labels of one softmax; None
+        if it has one."""
         if self.couples_batch:
             return "couples the batch"
         kinds = [type(each) for each in reads]
@@ -189,7 +198,8 @@ class LossEntry(loss[Any]):
     def make(
         self, given: Mapping[str, Any], refusal: type[Exception]
     ) -> CalibrationLoss:
-        """Make the loss from arguments by name; raise `refusal` for a hyperparameter that it does not have."""
+        """Make the loss from arguments by name; raise `refusal` for a hyperparameter that it does
+        not have."""
         known = self.hyperparameters
         defaults = [f"{key}={each.default!r}" for key, each in known.items()]
         has = f"it has: {', '.join(defaults) or 'none'}"
@@ -235,19 +245,24 @@ def make_loss(
 
     Args:
         name: a key of `LOSSES`, such as "focal", "dual_focal" or "adafocal".
-        class_weights: (C,) positive factors. The loss of an example (weight x CE and its own penalties) is multiplied
-            by the factor of its label, and the mean is the weighted mean, as in `F.cross_entropy`. In a multi-label
-            problem a factor belongs to a column. Penalties on the whole batch are not weighted.
-        pos_weight: for multi-label problems, (C,) positive factors, or one for all labels: the loss of a decision whose
-            label applies is multiplied by it, as in `torch.nn.BCEWithLogitsLoss`. It does not change the divisor of the
-            mean. Of `label_smoothing` it multiplies log p of the outcome "applies", also in its share of a smoothed 0.
-        problem_type: "single_label_classification" or "multi_label_classification", as in a model's config; with None
-            the dtype of the labels decides. With the first, floats (N, C) are soft labels of one softmax; with the
-            second and with None, a label for each of C sigmoids.
+        class_weights: (C,) positive factors. The loss of an example (weight x CE and its own
+            penalties) is multiplied by the factor of its label, and the mean is the weighted mean,
+            as in `F.cross_entropy`. In a multi-label problem a factor belongs to a column.
+            Penalties on the whole batch are not weighted.
+        pos_weight: for multi-label problems, (C,) positive factors, or one for all labels: the loss
+            of a decision whose label applies is multiplied by it, as in
+            `torch.nn.BCEWithLogitsLoss`. It does not change the divisor of the mean. Of
+            `label_smoothing` it multiplies log p of the outcome "applies", also in its share of a
+            smoothed 0.
+        problem_type: "single_label_classification" or "multi_label_classification", as in a model's
+            config; with None the dtype of the labels decides. With the first, floats (N, C) are
+            soft labels of one softmax; with the second and with None, a label for each of C
+            sigmoids.
         **hyperparameters: the hyperparameters of the loss, by name.
 
     Returns:
-        An `nn.Module`: `loss(logits, labels, reduction="mean")`, in nats unless its docstring says otherwise.
+        An `nn.Module`: `loss(logits, labels, reduction="mean")`, in nats unless its docstring says
+        otherwise.
 
     Example:
         >>> make_loss("focal", gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -270,15 +285,18 @@ def make_loss(
 class CalibrationLoss(nn.Module):
     """A calibration loss of logits, made by `make_loss` or a constructor.
 
-    Use it in any PyTorch loop, or as `Trainer(compute_loss_func=loss)`; `CalibrationTrainer` also updates the losses
-    that adapt. The loss is computed in float32 or float64, whatever the dtype of the logits.
+    Use it in any PyTorch loop, or as `Trainer(compute_loss_func=loss)`; `CalibrationTrainer` also
+    updates the losses that adapt. The loss is computed in float32 or float64, whatever the dtype of
+    the logits.
 
     Attributes:
         name: the name in `LOSSES`.
         hyperparameters: the values of all hyperparameters in JSON types; infinity is "inf".
         couples_batch: whether the loss has a penalty on the whole batch.
-        reads_labels: whether the loss of a row depends on the index of its label, not only on the probabilities.
-        reads_soft_labels: whether float labels (N, C) are distributions over the classes of one softmax.
+        reads_labels: whether the loss of a row depends on the index of its label, not only on the
+            probabilities.
+        reads_soft_labels: whether float labels (N, C) are distributions over the classes of one
+            softmax.
     """
 
     def __init__(
@@ -296,12 +314,14 @@ class CalibrationLoss(nn.Module):
             k: INFINITY if v == math.inf else v for k, v in values.items()
         }
         self.multi_label = PROBLEM_TYPES[problem_type]
-        # A trainer may learn from its first batch that there is one label per row; that says nothing of floats.
+        # A trainer may learn from its first batch that there is one label per row; that says
+        # nothing of floats.
         self.reads_soft_labels = problem_type == "single_label_classification"
         self.reads = tuple(self.entry.reads(**values))
         self.couples_batch = self.entry.couples_batch
         self.reads_labels = defined.Labels() in self.reads
-        # It maps (N,) and (N, C) rows of this process to those of all processes, differentiably, and to their number.
+        # It maps (N,) and (N, C) rows of this process to those of all processes, differentiably,
+        # and to their number.
         self.gather: Callable[[list[Tensor]], tuple[list[Tensor], int]] | None = None
         self.class_weights: Tensor | None
         of_classes = checked_class_weights(class_weights)
@@ -327,18 +347,21 @@ class CalibrationLoss(nn.Module):
         """Make the buffers that the formula reads; a loss that adapts has some."""
 
     def arguments(self, ce: Tensor) -> Mapping[str, Any]:
-        """The keyword arguments of the formula: the hyperparameters, and a table if the loss has one."""
+        """The keyword arguments of the formula: the hyperparameters, and a table if the loss has
+        one."""
         return self._values
 
     # ---- The formulas, as `engine` calls them ----
 
     @property
     def row_formula(self) -> Formula | None:
-        """The formula if it gives the terms of single rows by itself, so that a kernel can evaluate it."""
+        """The formula if it gives the terms of single rows by itself, so that a kernel can evaluate
+        it."""
         return self.entry.formula if self.entry.is_of_single_rows else None
 
     def row_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
-        """The value of each row, (N,), and its derivatives by the numbers that it is a function of."""
+        """The value of each row, (N,), and its derivatives by the numbers that it is a function
+        of."""
         if self.entry.rows is not None:
             value, *slopes = self.entry.rows(numbers[0], **self._values)
         else:
@@ -361,7 +384,8 @@ class CalibrationLoss(nn.Module):
 
     def penalty_terms(self, numbers: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
         """The penalty, and its derivatives by the numbers of this process."""
-        # The derivatives by gathered rows are sums over the processes, which `gather` itself collects.
+        # The derivatives by gathered rows are sums over the processes, which `gather` itself
+        # collects.
         if self.entry.by_autograd or self.gather is not None:
             return _differentiated(self.penalty, numbers)
         value, *slopes = self.entry.formula(*numbers, **self._values)
@@ -383,27 +407,31 @@ class CalibrationLoss(nn.Module):
         """Compute the loss.
 
         Args:
-            logits: (N, C), or (N, L, C) for token-level labels, of any float dtype; or a model's output with logits.
-            labels: (N,) or (N, L) integers in [0, C), -100 to ignore a row; for multi-label problems (N, C) floats in
-                [0, 1], -100 to ignore a decision. With `problem_type="single_label_classification"` floats (N, C) are
-                soft labels, shares of the classes that sum to 1, -100 for every class to ignore a row; the loss is the
-                mean over the labels by these shares, sum_k q_k L(z, k). Without a problem type floats are those of
-                several labels, also one-hot rows, and fractions whose rows all sum to 1 in the first batch that has
-                fractions raise an error.
-            reduction: "mean" over the rows that are not ignored, "sum", or "none" for a value per row, 0 if ignored.
-                Losses that couple the batch do not support "none". With class weights the mean is the weighted one; of
-                soft labels it is divided by the number of rows. Both are as in `F.cross_entropy`.
-            num_items_in_batch: the number of rows in the whole accumulated batch; the sum is divided by it. It is for
-                "mean" only, and 0 only if no row counts; the loss is then 0.
+            logits: (N, C), or (N, L, C) for token-level labels, of any float dtype; or a model's
+                output with logits.
+            labels: (N,) or (N, L) integers in [0, C), -100 to ignore a row; for multi-label
+                problems (N, C) floats in [0, 1], -100 to ignore a decision. With
+                `problem_type="single_label_classification"` floats (N, C) are soft labels, shares
+                of the classes that sum to 1, -100 for every class to ignore a row; the loss is the
+                mean over the labels by these shares, sum_k q_k L(z, k). Without a problem type
+                floats are those of several labels, also one-hot rows, and fractions whose rows all
+                sum to 1 in the first batch that has fractions raise an error.
+            reduction: "mean" over the rows that are not ignored, "sum", or "none" for a value per
+                row, 0 if ignored. Losses that couple the batch do not support "none". With class
+                weights the mean is the weighted one; of soft labels it is divided by the number of
+                rows. Both are as in `F.cross_entropy`.
+            num_items_in_batch: the number of rows in the whole accumulated batch; the sum is
+                divided by it. It is for "mean" only, and 0 only if no row counts; the loss is then
+                0.
 
         Returns:
-            A scalar, or for "none" a tensor shaped like the labels, of soft labels (N,); in nats, float32 or float64.
-            If the logit of a label is -inf, the value is the loss's limit, mostly infinity with cross entropy's
-            gradient; never NaN.
+            A scalar, or for "none" a tensor shaped like the labels, of soft labels (N,); in nats,
+            float32 or float64. If the logit of a label is -inf, the value is the loss's limit,
+            mostly infinity with cross entropy's gradient; never NaN.
 
         Raises:
-            ValueError: if shapes or dtypes do not fit, a label is out of range, or the loss has no form for these
-                labels.
+            ValueError: if shapes or dtypes do not fit, a label is out of range, or the loss has no
+                form for these labels.
         """
         if not isinstance(logits, Tensor):
             _warn_if_not_shifted(logits, labels)
@@ -468,7 +496,8 @@ class CalibrationLoss(nn.Module):
     def _reduction(
         self, labels: Tensor, dtype: torch.dtype, reduction: str, items: Divisor
     ) -> Reduction:
-        """The shares of the rows with these labels (N,) in the value, and the factor of the batch's penalty."""
+        """The shares of the rows with these labels (N,) in the value, and the factor of the batch's
+        penalty."""
         summed = reduction != "none"
         is_mean = reduction == "mean" and items is None
         if is_mean and self._counts_all(labels):
@@ -487,7 +516,8 @@ class CalibrationLoss(nn.Module):
         return Reduction(self, weights / divisor, scale, summed, counts)
 
     def _weight_of_batch(self, weights: Tensor, dtype: torch.dtype) -> Tensor:
-        """The sum of the weights of rows, or its mean over the processes whose rows are gathered."""
+        """The sum of the weights of rows, or its mean over the processes whose rows are
+        gathered."""
         if self.gather is None:
             return weights.sum(dtype=dtype)
         (of_all,), processes = self.gather([weights.to(dtype)])
@@ -513,14 +543,15 @@ class CalibrationLoss(nn.Module):
     ) -> Tensor:
         r"""Compute the loss of rows without their logits, from statistics that a fused head has kept.
 
-        Use it for language models whose head never stores the logits, such as TRL's. The value is that of `forward`,
-        and so is the gradient if the arguments have one. A loss that needs other statistics raises an error.
+        Use it for language models whose head never stores the logits, such as TRL's. The value is
+        that of `forward`, and so is the gradient if the arguments have one. A loss that needs other
+        statistics raises an error.
 
         Args:
             log_probs: log-probabilities of the labels, float of any shape, with a gradient.
             entropy: entropy of each distribution in nats, for `entropy_regularized`.
-            log_sum_sq_probs: $\log \sum_j p_j^2$, for `bsce_gra`, and, with a gradient, for `brier`, `bsce` and
-                `focal_calibration`.
+            log_sum_sq_probs: $\log \sum_j p_j^2$, for `bsce_gra`, and, with a gradient, for
+                `brier`, `bsce` and `focal_calibration`.
             mask: bool, shaped like log_probs, True for rows that count; None for all.
             reduction, num_items_in_batch: as in `forward`, which also describes the result.
 
@@ -557,7 +588,8 @@ class CalibrationLoss(nn.Module):
                 elif isinstance(statistic, defined.Entropy):
                     number = counted("entropy")
                 else:
-                    # The sum excludes the label. It is inaccurate if the label has nearly all the probability.
+                    # The sum excludes the label. It is inaccurate if the label has nearly all the
+                    # probability.
                     squares = counted("log_sum_sq_probs").exp()
                     number = (squares - (2 * log_p).exp()).clamp_min(0)
                 numbers.append(number)
@@ -605,7 +637,8 @@ class CalibrationLoss(nn.Module):
     def normalizer(self, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the divisor of the mean: the number of rows not ignored, or the sum of their class weights.
 
-        In a multi-label problem it is that of the decisions. Rows of soft labels are counted, as in PyTorch.
+        In a multi-label problem it is that of the decisions. Rows of soft labels are counted, as in
+        PyTorch.
         """
         if self.class_weights is not None and not labels.is_floating_point():
             check_labels(labels.flatten(), len(self.class_weights), of_weights=True)
@@ -627,7 +660,8 @@ class CalibrationLoss(nn.Module):
         return counts * weights
 
     def _form_for(self, logits: Tensor, labels: Tensor) -> Callable[..., Tensor]:
-        """The method that computes the loss of these labels; raise, without waiting for a device, if there is none."""
+        """The method that computes the loss of these labels; raise, without waiting for a device,
+        if there is none."""
         check_tensors(logits, labels)
         has_floats = labels.is_floating_point()
         multi_label = has_floats if self.multi_label is None else self.multi_label
@@ -666,7 +700,8 @@ class CalibrationLoss(nn.Module):
             refuse(requirement, len(weights), "or give one number for all")
 
     def _check_open_kind(self, labels: Tensor) -> None:
-        """Raise if float labels, of which nothing was said, may be the probabilities of the classes of one softmax."""
+        """Raise if float labels, of which nothing was said, may be the probabilities of the classes
+        of one softmax."""
         is_open = self.multi_label is None and self._label_kind_is_open
         if not is_open or is_traced():
             return
@@ -699,7 +734,8 @@ class CalibrationLoss(nn.Module):
             refuse("loss to have a form for soft labels", got, way_out)
 
     def check_no_pos_weight(self, got: str) -> None:
-        """Raise ValueError if there is a weight of labels that apply; the caller has one label per row."""
+        """Raise ValueError if there is a weight of labels that apply; the caller has one label per
+        row."""
         if self.pos_weight is not None:
             way_out = "use class_weights for the classes of one softmax"
             refuse("pos_weight to be used with several labels per row", got, way_out)
@@ -748,7 +784,8 @@ def _warn_if_not_shifted(outputs: Any, labels: Any) -> None:
 def divisor_of(
     weights: Tensor, dtype: torch.dtype, reduction: str, items: Divisor
 ) -> Tensor:
-    """The divisor of a sum over rows with these weights, a scalar; above 0 also if no row counts."""
+    """The divisor of a sum over rows with these weights, a scalar; above 0 also if no row
+    counts."""
     if items is not None:
         divisor = torch.as_tensor(items, dtype=dtype).to(weights.device).reshape(())
     elif reduction == "mean":
@@ -803,7 +840,8 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def _without_autocast(logits: Tensor) -> AbstractContextManager[Any]:
-    """A context without autocast, which would compute the kernel products of the batch penalties in 16 bits."""
+    """A context without autocast, which would compute the kernel products of the batch penalties in
+    16 bits."""
     device = logits.device.type
     return (
         torch.autocast(device, enabled=False)

@@ -1,4 +1,5 @@
-"""Losses without logits as input: of hidden states with the head of a large vocabulary, and of a CrossEncoder."""
+"""Losses without logits as input: of hidden states with the head of a large vocabulary, and of a
+CrossEncoder."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from hf_calib.losses.checks import check_items, check_labels
 from hf_calib.losses.loss import CalibrationLoss, check_loss, divisor_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, wide
 
-# The number of logits in a chunk: small next to the head's weight, and large enough for an efficient product.
+# The number of logits in a chunk: small next to the head's weight, and large enough for an
+# efficient product.
 CPU_CHUNK_ELEMENTS = 2**23
 DEVICE_CHUNK_ELEMENTS = 2**24
 
@@ -35,27 +37,32 @@ def linear_calibration_loss(
 ) -> Tensor:
     r"""Compute the loss of the logits `hidden @ weight.T` in chunks, without storing all logits.
 
-    Use it for language models, where the logits and their gradient need most of a training step's memory. For the loss
-    of the next token, shift the labels by one position: pass `hidden[:, :-1]` and `labels[:, 1:]`.
+    Use it for language models, where the logits and their gradient need most of a training step's
+    memory. For the loss of the next token, shift the labels by one position: pass `hidden[:, :-1]`
+    and `labels[:, 1:]`.
 
     $$z = \frac{c \tanh((W h + b) / c)}{T}$$
 
     Args:
         hidden: (N, H) or (B, L, H), float, the last hidden states.
-        weight: (V, H), the head's weight in the dtype of the hidden states, except under autocast; `bias`: (V,).
-        labels: (N,) or (B, L), integers in [0, V); -100 for rows without loss, which need no computation.
+        weight: (V, H), the head's weight in the dtype of the hidden states, except under autocast;
+            `bias`: (V,).
+        labels: (N,) or (B, L), integers in [0, V); -100 for rows without loss, which need no
+            computation.
         loss: a loss of `hf_calib.losses` that has a value per row.
         softcap: c > 0, such as Gemma's `final_logit_softcapping`.
         temperature: T > 0; a tensor with one element gets a gradient.
-        reduction: "mean" over the rows that are not ignored, or "sum". It and `num_items_in_batch` are as in the loss.
+        reduction: "mean" over the rows that are not ignored, or "sum". It and `num_items_in_batch`
+            are as in the loss.
 
     Returns:
         A scalar, in nats, float32 or float64.
 
     Notes:
-        The gradients are computed in the forward pass, chunk by chunk; the backward pass returns them, once. Those of
-        the weight and the bias are summed in float32 or float64. In addition, two chunks of logits are in memory. Under
-        autocast the product has autocast's dtype, as in `torch.nn.Linear`. Second derivatives are not supported.
+        The gradients are computed in the forward pass, chunk by chunk; the backward pass returns
+        them, once. Those of the weight and the bias are summed in float32 or float64. In addition,
+        two chunks of logits are in memory. Under autocast the product has autocast's dtype, as in
+        `torch.nn.Linear`. Second derivatives are not supported.
 
     >>> from hf_calib.losses import focal
     >>> hidden, weight = torch.randn(6, 4), torch.randn(50, 4)
@@ -94,7 +101,8 @@ def linear_calibration_loss(
 
 
 class _LinearLoss(torch.autograd.Function):
-    """The sum over rows, whose gradients are computed in the forward pass and scaled in the backward pass."""
+    """The sum over rows, whose gradients are computed in the forward pass and scaled in the
+    backward pass."""
 
     @staticmethod
     def forward(
@@ -147,7 +155,8 @@ class _LinearLoss(torch.autograd.Function):
 
 
 class _Gradients:
-    """Those of the hidden states, the weight, the bias and the temperature, where they are wanted."""
+    """Those of the hidden states, the weight, the bias and the temperature, where they are
+    wanted."""
 
     def __init__(self, given: Sequence[Any], wanted: Sequence[bool]) -> None:
         self._given = given
@@ -250,8 +259,9 @@ def _check_dtypes(hidden: Tensor, head: Mapping[str, Tensor]) -> None:
 class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a function
     """A calibration loss for the CrossEncoderTrainer of `sentence_transformers`, instead of its own losses.
 
-    Pass it as `CrossEncoderTrainer(model, ..., loss=for_cross_encoder(model, focal(gamma=2.0)))`. With one logit the
-    loss is that of a sigmoid and labels are 0 or 1; with several it is that of a softmax and labels are class indices.
+    Pass it as `CrossEncoderTrainer(model, ..., loss=for_cross_encoder(model, focal(gamma=2.0)))`.
+    With one logit the loss is that of a sigmoid and labels are 0 or 1; with several it is that of a
+    softmax and labels are class indices.
 
     Args:
         model: the `CrossEncoder` that is trained.
@@ -275,7 +285,8 @@ class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a functio
     def forward(
         self, inputs: Sequence[Sequence[str]], labels: Tensor, **options: Any
     ) -> Tensor:
-        """Compute the mean loss, in nats, of columns of texts; the model gets the options, such as prompt and task."""
+        """Compute the mean loss, in nats, of columns of texts; the model gets the options, such as
+        prompt and task."""
         features = self.model.preprocess(list(zip(*inputs, strict=True)), **options)
         for name, feature in features.items():
             if isinstance(feature, Tensor):

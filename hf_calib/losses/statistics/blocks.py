@@ -1,8 +1,8 @@
 """Blocks of rows: the cross entropy and the statistics of logits, and the gradient that slopes of these give.
 
-This is the only place where a loss reads logits. A `Block` takes few operations, for small matrices, where each
-operation costs more than its numbers. A `CacheBlock` is a part of a large matrix that stays in the cache of a core. In
-`statistics.fused` a block is computed by kernels.
+This is the only place where a loss reads logits. A `Block` takes few operations, for small
+matrices, where each operation costs more than its numbers. A `CacheBlock` is a part of a large
+matrix that stays in the cache of a core. In `statistics.fused` a block is computed by kernels.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ Slopes = Sequence[Tensor | None]
 class Block:
     """Rows of logits z (n, C) with labels (n,), -100 if ignored.
 
-    `numbers` are their cross entropy, 0 if ignored, and the statistics, (n,) each. An ignored row has the statistics of
-    the label 0. Autograd can differentiate all of them, and `gradient` is the same derivative in fewer operations.
+    `numbers` are their cross entropy, 0 if ignored, and the statistics, (n,) each. An ignored row
+    has the statistics of the label 0. Autograd can differentiate all of them, and `gradient` is the
+    same derivative in fewer operations.
     """
 
     _predicted: Tensor | None = None
@@ -78,7 +79,8 @@ class Block:
     def ranked_below(self, count: int) -> tuple[Tensor, Tensor]:
         """The log-probabilities of the classes next below the label, -inf if there are fewer, and their indices.
 
-        They have shape (n, count), or (n, C). Logits are compared, because small probabilities underflow into ties.
+        They have shape (n, count), or (n, C). Logits are compared, because small probabilities
+        underflow into ties.
         """
         is_above = self.z >= self.z.gather(1, self.column)
         log_probs = self.log_probs.masked_fill(is_above, -torch.inf)
@@ -89,7 +91,8 @@ class Block:
     def other_powers(self, power: float) -> tuple[Tensor, Tensor | None]:
         """The sum of the powers of the probabilities but the label's, (n,), and the powers with 0 for it, (n, C).
 
-        The label's probability is left out rather than subtracted, so the sum is accurate also if it is near 1.
+        The label's probability is left out rather than subtracted, so the sum is accurate also if
+        it is near 1.
         """
         others = self.powers_of_others(power)
         return others.sum(1), others
@@ -123,7 +126,8 @@ class Block:
 
     @property
     def predicted(self) -> Tensor:
-        """The predicted class (n, 1), from the logits, because probabilities underflow into ties."""
+        """The predicted class (n, 1), from the logits, because probabilities underflow into
+        ties."""
         # `torch.compile` cannot trace the `cached_property` of Python 3.11.
         if self._predicted is None:
             self._predicted = self.z.detach().argmax(1, keepdim=True)
@@ -207,9 +211,10 @@ class CacheBlock(Block):
         return self.z.gather(1, index) - self.z_max + self.log_p_max
 
     def ranked_below(self, count: int) -> tuple[Tensor, Tensor]:
-        # 1 / (z_j - z_y) is negative for the classes below the label, and lowest for the nearest of them. In a
-        # large matrix its minimum is found much faster than a maximum over a mask. (-0 - 0 is -0, whose reciprocal
-        # is -inf as if the class were below the label; -0 + (0 - 0) is 0.)
+        # 1 / (z_j - z_y) is negative for the classes below the label, and lowest for the nearest of
+        # them. In a large matrix its minimum is found much faster than a maximum over a mask. (-0 -
+        # 0 is -0, whose reciprocal is -inf as if the class were below the label; -0 + (0 - 0) is
+        # 0.)
         of_label = self.z.gather(1, self._column)
         distance = (self.z + torch.rsub(of_label, 0)).reciprocal_()
         if count == 1:
@@ -273,9 +278,10 @@ class CacheBlock(Block):
 class Decisions:
     """The two outcomes of every decision of a multi-label problem, as 2 * N * C rows of two classes.
 
-    A label of the logits (N, C) applies with probability sigmoid(z). `shares` are what the labels in [0, 1] give to the
-    outcomes: a fraction is the mean of its outcomes, and an ignored decision has no shares. The outcome that the label
-    applies counts `pos_weight` times.
+    A label of the logits (N, C) applies with probability sigmoid(z). `shares` are what the labels
+    in [0, 1] give to the
+    outcomes: a fraction is the mean of its outcomes, and an ignored decision has no shares. The
+    outcome that the label applies counts `pos_weight` times.
     """
 
     def __init__(
@@ -297,8 +303,9 @@ class Decisions:
         self.numbers: list[Any] = [cross_entropy.flatten()]
         for statistic in reads:
             if isinstance(statistic, defined.MeanLogProb):
-                # The two outcomes of a decision have one class weight. `pos_weight` belongs to log p of the outcome
-                # that the label applies, also in the mean; the shares of that outcome are multiplied by it already.
+                # The two outcomes of a decision have one class weight. `pos_weight` belongs to log
+                # p of the outcome that the label applies, also in the mean; the shares of that
+                # outcome are multiplied by it already.
                 mean = -(weight * cross_entropy[0] + cross_entropy[1]) / 2
                 self.numbers.append(torch.cat([mean / weight, mean]))
             elif isinstance(statistic, defined.OtherPowers):

@@ -1,11 +1,12 @@
 """Definitions of the statistics of rows: the value of each next to its derivative.
 
-Let l = log softmax(z) for a row of logits z with label y, and p = exp(l). A statistic is a function of l.
-Its derivative by l times a slope per row is a `Change` of a matrix m (n, C). The gradient by z is then
-m - p * sum(m), in which m may be short of any multiple of p. `LogitNorm` is a function of z itself, so its
-derivative is by z.
+Let l = log softmax(z) for a row of logits z with label y, and p = exp(l). A statistic is a function
+of l. Its derivative by l times a slope per row is a `Change` of a matrix m (n, C). The gradient by
+z is then m - p * sum(m), in which m may be short of any multiple of p. `LogitNorm` is a function of
+z itself, so its derivative is by z.
 
-The values are computed by differentiable operations; autograd's derivatives of them are the definition.
+The values are computed by differentiable operations; autograd's derivatives of them are the
+definition.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ IGNORE_INDEX = -100
 LOG_ZERO = -1e4
 
 RivalRank = Literal["next", "second", "third", "mean2", "mean3", "mean_all"]
-# The rivals among the classes ranked below the label: the ranks [first, last), or None for all of them.
+# The rivals among the classes ranked below the label: the ranks [first, last), or None for all of
+# them.
 RIVALS: dict[RivalRank, tuple[int, int] | None] = {
     "next": (0, 1),
     "second": (1, 2),
@@ -46,8 +48,8 @@ def wide(logits: Tensor) -> torch.dtype:
 class Change:
     """factor * slope * d(value)/dl, where the slope is (n, 1).
 
-    The derivative is (n, C), or (n, k) by the classes at `index`. The slope by a statistic that is a matrix is a
-    change by itself, whose own slope is None.
+    The derivative is (n, C), or (n, k) by the classes at `index`. The slope by a statistic that is
+    a matrix is a change by itself, whose own slope is None.
     """
 
     derivative: Tensor
@@ -97,7 +99,8 @@ class Constant(Statistic):
 
 
 class SomeProbabilities(Statistic):
-    """A sum of probabilities of some classes, each of which is its derivative by the l of its class."""
+    """A sum of probabilities of some classes, each of which is its derivative by the l of its
+    class."""
 
     def change(
         self, block: Block, kept: tuple[Tensor, Tensor], slope: Tensor
@@ -132,7 +135,8 @@ class Rival(SomeProbabilities):
 
 @dataclass(frozen=True)
 class OtherPowers(Statistic):
-    """The sum of p_j^b over the classes j other than the label, with power b. Its derivative by l_j is b p_j^b."""
+    """The sum of p_j^b over the classes j other than the label, with power b. Its derivative by l_j
+    is b p_j^b."""
 
     power: float
 
@@ -146,7 +150,8 @@ class OtherPowers(Statistic):
 
 @dataclass(frozen=True)
 class Entropy(Statistic):
-    """The entropy H = -sum of p_j l_j, in nats. Its derivative by l_j is -p_j l_j - p_j, the last a multiple of p."""
+    """The entropy H = -sum of p_j l_j, in nats. Its derivative by l_j is -p_j l_j - p_j, the last a
+    multiple of p."""
 
     def value(self, block: Block) -> tuple[Tensor, None]:
         ratios, shift = block.log_ratios_above(LOG_ZERO)
@@ -161,8 +166,8 @@ class Entropy(Statistic):
 class MeanLogProb(Statistic):
     """The mean of v_j l_j over the classes that are not masked (-inf). Its derivative by l_j is v_j / C.
 
-    v is 1, or with class weights w it is w_j / w_y: the loss of a row is multiplied by w_y, so each class has its own
-    weight in the end, as in PyTorch.
+    v is 1, or with class weights w it is w_j / w_y: the loss of a row is multiplied by w_y, so each
+    class has its own weight in the end, as in PyTorch.
     """
 
     def value(self, block: Block) -> tuple[Tensor, Tensor]:
@@ -269,7 +274,8 @@ class LogitNorm(Statistic):
 class MeanExcess(Statistic):
     """The mean of max(0, z_max - z_j - margin) over the classes that are not masked (-inf).
 
-    Its derivative by z_j is -1 / C for each distance above the margin, and that by z_max is minus the sum of these.
+    Its derivative by z_j is -1 / C for each distance above the margin, and that by z_max is minus
+    the sum of these.
     """
 
     is_of_logits = True

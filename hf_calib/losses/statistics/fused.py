@@ -1,8 +1,9 @@
 """Losses of single rows by Triton kernels, on a GPU if Triton is installed, as with PyTorch's CUDA builds.
 
-One launch gives value and gradient: the source of the loss's formula is compiled into the kernel, with Triton's
-arithmetic in place of `arithmetic`. Losses that couple the batch take PyTorch's operations, as do statistics that few
-users read: other rivals than the next one, and other norms of the logits than the sum.
+One launch gives value and gradient: the source of the loss's formula is compiled into the kernel,
+with Triton's arithmetic in place of `arithmetic`. Losses that couple the batch take PyTorch's
+operations, as do statistics that few users read: other rivals than the next one, and other norms of
+the logits than the sum.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 SWITCH = "HF_CALIB_TRITON"  # With "0" the kernels are never used.
 # Triton reads it at its import.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# Up to this many logits PyTorch's operations are used. It is the estimate for two launches: measure it again.
+# Up to this many logits PyTorch's operations are used. It is the estimate for two launches: measure
+# it again.
 LEAST_ELEMENTS = 0 if _INTERPRETED else 2**22
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST_BLOCK = 8192  # The most columns that a program holds at once.
@@ -59,7 +61,8 @@ def takes(logits: Tensor, loss: CalibrationLoss) -> bool:
 
 
 def kind_of(statistic: Statistic) -> str | None:
-    """The name by which the kernels know a statistic, "" if it needs none; None if they do not compute it."""
+    """The name by which the kernels know a statistic, "" if it needs none; None if they do not
+    compute it."""
     if isinstance(statistic, defined.OtherPowers):
         return "powers"
     of_kinds = {
@@ -73,7 +76,8 @@ def kind_of(statistic: Statistic) -> str | None:
 
 @cache
 def _works_on(device: torch.device) -> bool:
-    """Whether Triton is installed and runs; it compiles at the first call, for which it needs a C compiler."""
+    """Whether Triton is installed and runs; it compiles at the first call, for which it needs a C
+    compiler."""
     if find_spec("triton") is None:
         return False
     try:
@@ -155,7 +159,8 @@ class KernelRows:
                 KEEPS=keeps_slopes,
                 **self._constants,
             )  # fmt: skip
-        # A GPU asserts without being waited for; on the CPU the caller of the loss is told which label it is.
+        # A GPU asserts without being waited for; on the CPU the caller of the loss is told which
+        # label it is.
         requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
         torch._assert_async(is_right, f"expected {requirement}")
         return values

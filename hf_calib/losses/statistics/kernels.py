@@ -1,12 +1,13 @@
 # mypy: disable-error-code="no-untyped-def"
 """Kernels of `fused`: one program for each row of logits.
 
-The arithmetic of formulas comes first, then what a program does: it reads its row for the numbers, evaluates the
-formula, and reads the row again for the gradient. The second reading of a row of one block is from the cache.
+The arithmetic of formulas comes first, then what a program does: it reads its row for the numbers,
+evaluates the formula, and reads the row again for the gradient. The second reading of a row of one
+block is from the cache.
 
 Compile-time constants are in capitals. KIND is the statistic of the row in addition to the cross
-entropy, of which there is at most one, and ORDER the power of "powers". Rows longer than a block are
-read in blocks, relative to a running maximum. Everything is computed in float32.
+entropy, of which there is at most one, and ORDER the power of "powers". Rows longer than a block
+are read in blocks, relative to a running maximum. Everything is computed in float32.
 """
 
 from __future__ import annotations
@@ -177,7 +178,8 @@ def _write_gradient(
     z_max, log_sum, number, count, rival, by_ce, by_number,
     KIND: tl.constexpr, ORDER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient m - p * sum(m) of slopes by the numbers of a row; `definitions` has the derivatives m."""
+    """Write the gradient m - p * sum(m) of slopes by the numbers of a row; `definitions` has the
+    derivatives m."""
     of_p = by_ce
     if KIND == "powers":
         of_p -= ORDER * by_number * number
@@ -217,8 +219,8 @@ def _write_zeros(target, n_cols, BLOCK: tl.constexpr):
 
 # ---- The kernels ----
 
-# What is kept of a row: its maximum, log sum, statistic and count, the index of the rival, which float32 holds up to
-# 2^24 classes, and the slopes by the cross entropy and the statistic.
+# What is kept of a row: its maximum, log sum, statistic and count, the index of the rival, which
+# float32 holds up to 2^24 classes, and the slopes by the cross entropy and the statistic.
 KEPT = tl.constexpr(7)
 
 
