@@ -201,10 +201,9 @@ def soft_ece(
     else:
         members = _members_by_tree(confidence, n_bins, bin_temperature)
         lead = log_probs.exp() - torch.exp(-ce)[:, None]
-        # The rank of the label is the number of classes above it plus 1. In the sum the label
-        # itself counts 1/2.
-        rank = torch.sigmoid(rank_sharpness * lead).sum(1) + 0.5
-        accuracy = (2 - rank).clamp_min(0)
+        # The rank of the label is subtracted from 2: the number of classes above it plus 1, where
+        # the sum already has 1/2 for the label itself.
+        accuracy = (1.5 - torch.sigmoid(rank_sharpness * lead).sum(1)).clamp_min(0)
     counted = members * counts[:, None]
     size = counted.sum(0)
     gap = counted.T @ (accuracy - confidence) / size.clamp_min(tiny(size))
