@@ -141,7 +141,8 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     check_different(opened, found.scores)
     check_class_names(found.class_names)
     if label is not None and found.kind != CONFIDENCE:
-        check_unambiguous(opened.kinds[label], label, found.class_names)
+        kind = opened.kinds[label]
+        check_unambiguous(kind, f"column {label!r}", found.class_names)
     by = tuple(dict.fromkeys(wanted.by))
     return replace(found, label=label, weight=wanted.weight_column, by=by)
 

@@ -423,7 +423,7 @@ class _Rows:
             names = columns.class_names
             if columns.kind == SCORE and are_flags(column, columns.label, names):
                 names = FLAGS
-            labels = label_ids(column, columns.label, names)
+            labels = label_ids(column, f"column {columns.label!r}", names)
         kind = "logits" if columns.kind == "logits" else "probs"
         found: dict[str, Any] = {kind: scores, "class_names": columns.class_names}
         return Predictions(labels, **found, weights=weights, by=by)
@@ -436,7 +436,7 @@ class _Rows:
             requirement = "whether the prediction is correct"
             way_out = "write 0 or 1, or true or false"
             told = (requirement, way_out)
-            return label_ids(marked, outcome, FLAGS, told)
+            return label_ids(marked, f"column {outcome!r}", FLAGS, told)
         label = str(self.columns.label)
         return are_equal(marked, outcome, self.column(label), label)
 
