@@ -5,7 +5,7 @@ This module needs torch. `LogitSums.add` never waits for the device: predictions
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from hf_calib.metrics.sums import TopLabel, terms_of, uniform_edges
 _IGNORED_LABEL = -100
 # With so few classes, softmax takes several times as long as its parts.
 _FEW_CLASSES = 16
-# A prediction in `correct` that is not used; dropping it would wait for the device.
+# The confidence of a prediction that does not count; dropping it would wait for the device.
 _LEFT_OUT = -1
 # Of the sum of soft labels, as in the losses.
 _SUM_TOLERANCE = 5e-3
@@ -76,6 +76,15 @@ def check_batch(
     )
 
 
+class _Softmax(NamedTuple):
+    """The probabilities (R, C) of rows of logits, and of each row (R, 1) what belongs to its largest logit."""
+
+    probs: Tensor
+    largest: Tensor
+    predicted: Tensor
+    confidence: Tensor
+
+
 class LogitSums:
     """Sums of logits (..., C) and labels on one device, until a state reads them."""
 
@@ -116,105 +125,102 @@ class LogitSums:
         step = max(1, _CHUNK_ELEMENTS // n_classes)
         for chunk, own in zip(rows.split(step), targets.split(step), strict=True):
             wide = chunk if chunk.dtype == torch.float64 else chunk.float()
+            is_given = own != _IGNORED_LABEL
             if multi_label:
-                used, confidence = self._add_sigmoid(wide, own)
+                used = self._add_decisions(wide, own)
+                self._counts[3] += (is_given & ~used).sum()
             elif soft_labels:
-                shares = own.to(wide.dtype)
-                own = _most_probable(shares)
-                used, confidence = self._add_softmax(wide, own, shares)
+                used = self._add_shares(wide, own)
+                self._counts[4] += (is_given.any(dim=1, keepdim=True) & ~used).sum()
             else:
-                used, confidence = self._add_softmax(wide, own)
-            invalid = (~used & (own != _IGNORED_LABEL)).sum()
-            self._counts[0] += used.any(dim=1).sum()
-            self._counts[1] += (used & ~confidence.isfinite()).any(dim=1).sum()
-            if multi_label:
-                self._counts[3] += invalid
-            elif soft_labels:
-                self._counts[4] += invalid
-            else:
-                self._counts[2] += invalid
+                used = self._add_indices(wide, own)
+                self._counts[2] += (is_given & ~used).sum()
 
     def fetch(self) -> tuple[dict[str, FloatArray], FloatArray, TopLabel]:
         """Wait for the device; return the sums, the counts (5,) and the top labels that are used."""
         sums = {name: each.cpu().numpy() for name, each in self._sums.items()}
         # No row has a weight other than 1.
         sums["bins"][0] = sums["bins"][1]
-        correct = torch.cat(self._correct)
-        used = correct != _LEFT_OUT
+        confidences = torch.cat(self._confidences)
+        used = confidences != _LEFT_OUT
         top = TopLabel(
-            torch.cat(self._confidences)[used].double().cpu().numpy(),
-            correct[used].double().cpu().numpy(),
+            confidences[used].double().cpu().numpy(),
+            torch.cat(self._correct)[used].double().cpu().numpy(),
         )
         return sums, self._counts.cpu().numpy(), top
 
-    def _add_softmax(
-        self, logits: Tensor, labels: Tensor, shares: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Add one prediction per row: logits (R, C), labels (R, 1); see `_add`.
-
-        NLL and Brier score are those against the shares (R, C) of the classes, if they are given.
-        """
+    def _add_indices(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Add one prediction per row of logits (R, C); return whether its label (R, 1) is valid."""
         n_classes = logits.shape[1]
         used = (labels >= 0) & (labels < n_classes)
         targets = labels.clamp(0, n_classes - 1)
-        largest = logits.amax(dim=1, keepdim=True)
-        predicted = logits.argmax(dim=1, keepdim=True)
-        if n_classes > _FEW_CLASSES:
-            probs = logits.softmax(dim=1)
-        else:
-            probs = (logits - largest).exp_()
-            probs /= probs.sum(dim=1, keepdim=True)
+        probs, largest, predicted, confidence = _softmax(logits)
         if self._by_class:
-            self._add_classes(probs, used, targets, used)
-        confidence = probs.amax(dim=1, keepdim=True)
-        if shares is not None:
-            log_probs = logits - largest + confidence.log()
-            # 0 times the infinite term of a masked class would be NaN.
-            terms = (shares * log_probs).where(shares > 0, 0)
-            nll = -terms.sum(dim=1, keepdim=True)
-            brier = (probs - shares).double().square().sum(dim=1, keepdim=True)
-            correct = predicted == labels
-            return self._add(used, predicted, [confidence, correct, nll, brier])
+            slots = self._add_classes(probs, used)
+            self._add_true(slots.gather(1, targets), used)
+        correct = predicted == labels
         nll = largest - logits.gather(1, targets) - confidence.log()
         others = probs.scatter_(1, targets, 0)
         # 1 - p of the label, accurate near p = 1.
         rest = others.sum(dim=1, keepdim=True).double()
         norm = torch.linalg.vector_norm(others, dim=1, keepdim=True).double()
         brier = norm.square() + rest.square()
-        return self._add(used, predicted, [confidence, predicted == labels, nll, brier])
+        self._add(used, predicted, [confidence, correct, nll, brier])
+        return used
 
-    def _add_sigmoid(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Add one prediction per logit: logits (R, C), labels (R, C) of 0 and 1; see `_add`."""
+    def _add_shares(self, logits: Tensor, shares: Tensor) -> Tensor:
+        """Add one prediction per row of logits (R, C); return whether its labels (R, C) are shares."""
+        wide = shares.double()
+        sums = wide.sum(dim=1, keepdim=True)
+        used = (sums - 1).abs() <= _SUM_TOLERANCE
+        used &= shares.amin(dim=1, keepdim=True) >= 0
+        # Without their rounding, the shares of the rows add up to the number of rows.
+        wide = (wide / sums).where(used, 0)
+        probs, largest, predicted, confidence = _softmax(logits)
+        if self._by_class:
+            self._add_true(self._add_classes(probs, used), wide)
+        correct = wide.gather(1, predicted)
+        # 0 times the infinite term of a masked class would be NaN.
+        log_probs = (logits - largest + confidence.log()).where(wide > 0, 0)
+        nll = -(wide * log_probs).sum(dim=1, keepdim=True)
+        brier = (probs - wide).square().sum(dim=1, keepdim=True)
+        self._add(used, predicted, [confidence, correct, nll, brier])
+        return used
+
+    def _add_decisions(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Add one prediction per logit (R, C); return whether its label (R, C) is 0 or 1."""
         positive = labels == 1
         used = positive | (labels == 0)
         probs = logits.sigmoid()
-        classes = torch.arange(logits.shape[1], device=logits.device).expand_as(logits)
         if self._by_class:
-            self._add_classes(probs, used, classes, positive)
+            self._add_true(self._add_classes(probs, used), positive)
+        classes = torch.arange(logits.shape[1], device=logits.device).expand_as(logits)
         confidence = logits.abs().sigmoid()
         correct = (logits > 0) == positive
         # `binary_cross_entropy_with_logits` would be NaN for an infinite (masked) logit.
         nll = -F.logsigmoid(torch.where(positive, logits, -logits))
         brier = (probs - positive.to(probs.dtype)).square_()
-        return self._add(used, classes, [confidence, correct, nll, brier])
+        self._add(used, classes, [confidence, correct, nll, brier])
+        return used
 
-    def _add_classes(
-        self, probs: Tensor, used: Tensor, classes: Tensor, true: Tensor
-    ) -> None:
-        """Add the probabilities (R, C) of every class that is used; the classes (R, k) are true."""
+    def _add_classes(self, probs: Tensor, used: Tensor) -> Tensor:
+        """Add the probabilities (R, C) of every class that is used; return the slots (R, C) of their bins."""
         first_slots = torch.arange(probs.shape[1], device=probs.device) * self._n_bins
         slots = torch.bucketize(probs, self._edges[probs.dtype]) + first_slots
-        counted = torch.where(used, probs.double(), 0.0)
-        rows, probabilities, true_rows = self._sums["class_bins"]
+        rows, probabilities, _ = self._sums["class_bins"]
         _scatter(rows, slots, used.double().expand_as(probs))
-        _scatter(probabilities, slots, counted)
-        _scatter(true_rows, slots.gather(1, classes), true.double())
+        _scatter(probabilities, slots, torch.where(used, probs.double(), 0.0))
+        return slots
 
-    def _add(
-        self, used: Tensor, predicted: Tensor, parts: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Add predictions (R, k) with valid labels: confidence, correct, nll in nats, brier."""
+    def _add_true(self, slots: Tensor, shares: Tensor) -> None:
+        """Add to slots (R, k) of classes by how much they are the label: 0 or 1, or a share."""
+        _scatter(self._sums["class_bins"][2], slots, shares.double())
+
+    def _add(self, used: Tensor, predicted: Tensor, parts: list[Tensor]) -> None:
+        """Add predictions (R, k) that are used: confidence, correct, nll in nats, brier."""
         confidence, correct = parts[:2]
+        self._counts[0] += used.any(dim=1).sum()
+        self._counts[1] += (used & ~confidence.isfinite()).any(dim=1).sum()
         wide = torch.stack([part.double() for part in parts])
         in_bin, scores = terms_of(used.double(), *torch.where(used, wide, 0.0))
         slots = torch.bucketize(confidence, self._edges[confidence.dtype])
@@ -223,20 +229,20 @@ class LogitSums:
         for sums, term in zip(self._sums["bins"][1:], in_bin, strict=True):
             _scatter(sums, slots, term)
         self._sums["scores"] += torch.stack(scores).flatten(1).sum(dim=1, keepdim=True)
-        kept = torch.where(used, correct.to(torch.int8), _LEFT_OUT)
-        self._confidences.append(confidence.flatten())
-        self._correct.append(kept.flatten())
-        return used, confidence
+        self._confidences.append(confidence.where(used, _LEFT_OUT).flatten())
+        self._correct.append(correct.flatten())
 
 
-def _most_probable(shares: Tensor) -> Tensor:
-    """The first class with the largest share (R, 1); -100 if the row (R, C) is ignored, -1 if it is not shares."""
-    sums = shares.sum(dim=1, keepdim=True)
-    fits = (sums - 1).abs() <= _SUM_TOLERANCE
-    fits &= shares.amin(dim=1, keepdim=True) >= 0
-    ignored = (shares == _IGNORED_LABEL).all(dim=1, keepdim=True)
-    first = shares.argmax(dim=1, keepdim=True)
-    return first.where(fits, -1).masked_fill(ignored, _IGNORED_LABEL)
+def _softmax(logits: Tensor) -> _Softmax:
+    """The softmax of rows of logits (R, C)."""
+    largest = logits.amax(dim=1, keepdim=True)
+    predicted = logits.argmax(dim=1, keepdim=True)
+    if logits.shape[1] > _FEW_CLASSES:
+        probs = logits.softmax(dim=1)
+    else:
+        probs = (logits - largest).exp_()
+        probs /= probs.sum(dim=1, keepdim=True)
+    return _Softmax(probs, largest, predicted, probs.amax(dim=1, keepdim=True))
 
 
 def _scatter(sums: Tensor, slots: Tensor, term: Tensor) -> None:

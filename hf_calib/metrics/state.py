@@ -324,7 +324,6 @@ class CalibrationState:
         # The numbers of rows of logits, of those that are not finite, of invalid indices, of invalid 0/1 labels, and of
         # invalid soft labels.
         self._counts = np.zeros(5)
-        self._has_soft_labels = False
         self._on_device: LogitSums | None = None
         # The rows of logits that have been read, which are in the sums but not yet in their cells.
         self._rows = _NO_ROWS
@@ -351,7 +350,7 @@ class CalibrationState:
 
     @property
     def top_label_rows(self) -> TopLabel:
-        """The confidences (N,) of the predictions of `update_logits`, and their correctness (N,), 1.0 or 0.0."""
+        """The confidences (N,) of the predictions of `update_logits`, and their correctness (N,): 0, 1 or a share."""
         self._read_device()
         return self._rows
 
@@ -394,8 +393,8 @@ class CalibrationState:
                 (..., C) float, shares that sum to 1, or -100 for every class.
             multi_label: if False, logits are one softmax per row. If True, each logit is a sigmoid with a label of 0 or
                 1 and counts as one binary prediction, with confidence max(p, 1 - p) and Brier score (p - y)^2.
-            soft_labels: if True, NLL and Brier score are those against the shares q, -sum q log p and sum (p - q)^2.
-                All other metrics are of the most probable label, the first of several.
+            soft_labels: if True, all metrics are those against the shares q, divided by their sum: the NLL is
+                -sum q log p, and a prediction is correct by the share of its class.
 
         >>> import torch
         >>> state = CalibrationState(n_classes=2)
@@ -412,7 +411,6 @@ class CalibrationState:
         check(not both, "one of multi_label and soft_labels", "both", way_out)
         kind = {"multi_label": multi_label, "soft_labels": soft_labels}
         check_batch(logits, labels, n_classes=self.n_classes, **kind)
-        self._has_soft_labels |= soft_labels
         if self._on_device is None:
             self._on_device = LogitSums(self._empty_sums(), self.n_bins, logits.device)
         self._on_device.add(logits, labels, **kind)
@@ -471,7 +469,6 @@ class CalibrationState:
         for name, sums in other._all_sums().items():
             self.sums[name] += sums
         self._counts += other._counts
-        self._has_soft_labels |= other._has_soft_labels
         return self
 
     def _all_sums(self) -> dict[str, FloatArray]:
@@ -569,12 +566,6 @@ class CalibrationState:
     def to_bytes(self) -> bytes:
         """Return the state as bytes to send or store: a line of JSON and numbers; reading them executes no code."""
         _check_size(self.n_classes, self.n_bins, self.by_class, _MOST_SENT)
-        check(
-            not self._has_soft_labels,
-            "the state to be of rows with one label for to_bytes",
-            "soft labels, whose scores do not fit the label",
-            "merge such states where they were made, or send compute()",
-        )
         header = json.dumps([_FORMAT, self.n_classes, self.n_bins, self.by_class])
         self._check_logits()
         numbers = np.concatenate([sums.ravel() for sums in self._all_sums().values()])
