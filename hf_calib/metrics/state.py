@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, IntArray
+from hf_calib.metrics.possible import impossible_sums
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import (
     BinSums,
@@ -26,7 +27,6 @@ from hf_calib.metrics.sums import (
     terms_of,
     top_label_error,
     uniform_bins,
-    uniform_edges,
     winners,
 )
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
     from hf_calib.metrics.on_device import LogitSums
 
-_FORMAT = "hf_calib CalibrationState 4"  # The last word is the version.
-
-_LONGEST_HEADER = 100  # In bytes.
-_MOST_SENT = 2**21  # The most sums of bytes: 16 MiB, as of 17,000 classes in 15 bins.
-_MOST_SUMS = 2**27  # The most in memory: 1 GiB.
-_SLACK = 2e-6  # Per row: probabilities may be off by 1e-6, and float32 has 24 bits.
-_SAME = 1e-7  # The relative difference of sums of the same terms in another order.
-_MOST_NATS = 1e39  # A difference of two logits in float32.
+# The last word is the version.
+_FORMAT = "hf_calib CalibrationState 4"
+# In bytes.
+_LONGEST_HEADER = 100
+# The most sums of bytes: 16 MiB, as of 17,000 classes in 15 bins.
+_MOST_SENT = 2**21
+# The most in memory: 1 GiB.
+_MOST_SUMS = 2**27
 
 # Confidences are counted in cells, within which 1 - p varies by a factor of 1 + 2^-12, because many are near 1. A cell
 # has the first 12 of the 52 bits of the fraction, in each of the 24 halvings of 1 - p down to float32's resolution, and
@@ -86,21 +86,16 @@ class RowScores(NamedTuple):
     """The confidence, correctness and proper scores of n rows, each (n,), float64."""
 
     confidence: FloatArray
-    correct: FloatArray  # 0.0 or 1.0
+    # 0.0 or 1.0
+    correct: FloatArray
     nll: FloatArray
     brier: FloatArray
     weights: FloatArray | None = None
 
     def part(self, rows: slice) -> RowScores:
         """The same columns for some of the rows."""
-        weights = None if self.weights is None else self.weights[rows]
-        return RowScores(
-            self.confidence[rows],
-            self.correct[rows],
-            self.nll[rows],
-            self.brier[rows],
-            weights,
-        )
+        columns = [each[rows] for each in self if each is not None]
+        return RowScores(*columns)
 
     def terms(self) -> tuple[list[FloatArray], list[FloatArray]]:
         """The terms (n,) that the rows add to the bins and to the scores of `GroupSums`."""
@@ -152,39 +147,33 @@ def score_top_labels(
 
 
 def add_class_bins(class_bins: FloatArray, chunk: ScoredChunk) -> None:
-    """Add a chunk to sums (3, C, M) in the bins of each class: rows, probabilities and rows of the class."""
+    """Add a chunk to the sums (3, C, M) of `BinSums` in bins of each class's probability."""
     _, n_classes, n_bins = class_bins.shape
     columns = chunk.columns
-    n = columns.shape[1]
-    flat = columns.reshape(-1)
-    own = np.ones(columns.shape)
-    masses = columns.astype(np.float64, copy=False)
-    if chunk.rows.weights is not None:
-        own *= chunk.rows.weights
-        masses = masses * chunk.rows.weights
-    terms = [own.reshape(-1), masses.reshape(-1)]
-    if n_classes > 3:
-        # Only the few probabilities above the first edge need a bin.
-        upper, bins = above_first_edge(flat, n_bins)
-        slots = bins + upper // n * n_bins
-        for sums, term in zip(class_bins[:2], terms, strict=True):
-            below = term.copy()
-            below[upper] = 0
-            sums[:, 0] += below.reshape(-1, n).sum(axis=1)
-        terms = [term[upper] for term in terms]
-    else:
-        slots = uniform_bins(flat, n_bins) + np.repeat(np.arange(n_classes) * n_bins, n)
-    add_to(class_bins[:2], slots, terms)
-    at_label = columns[chunk.labels, np.arange(n)]
-    of_label = uniform_bins(at_label, n_bins) + chunk.labels * n_bins
-    add_to(class_bins[2:], of_label, [own[0]])
+    weights = chunk.rows.weights
+    if weights is None:
+        weights = np.ones(len(chunk.labels))
+    # Only the few probabilities above the first edge need a bin; all others are in the first one.
+    above, bins = above_first_edge(columns.reshape(-1), n_bins)
+    slots = above // len(weights) * n_bins + bins
+    terms = (np.tile(weights, (n_classes, 1)), weights * columns)
+    for sums, term in zip(class_bins[:2], terms, strict=True):
+        flat = term.reshape(-1)
+        np.add.at(sums.reshape(-1), slots, flat[above])
+        flat[above] = 0
+        sums[:, 0] += term.sum(axis=1)
+    of_label = columns[chunk.labels, np.arange(len(weights))]
+    slots = chunk.labels * n_bins + uniform_bins(of_label, n_bins)
+    add_to(class_bins[2:], slots, [weights])
 
 
 class GroupSums(NamedTuple):
     """Sums of G groups of rows for the metrics of the top label and the proper scores."""
 
-    bins: FloatArray  # (5, G, M): rows, weights, confidences, their squares, correct rows.
-    scores: FloatArray  # (7, G): squared weights; NLL, Brier, confidence minus correct, with squares.
+    # (5, G, M): rows, weights, confidences, their squares, correct rows.
+    bins: FloatArray
+    # (7, G): squared weights; then NLL, Brier score and confidence minus correct, each with squares.
+    scores: FloatArray
 
     @classmethod
     def empty(cls, n_groups: int, n_bins: int) -> GroupSums:
@@ -210,24 +199,32 @@ class GroupSums(NamedTuple):
     def effective_rows(self) -> FloatArray:
         """The numbers of rows (G,); for rows with weights, the effective sample sizes (Kish 1965)."""
         mass = self.bins[1].sum(axis=1)
-        return np.divide(
-            mass**2, self.scores[0], out=np.zeros_like(mass), where=self.scores[0] > 0
-        )
+        return _quotient(mass**2, self.scores[0], 0.0)
+
+    def together(self) -> GroupSums:
+        """The sums of all rows as one group."""
+        bins = self.bins.sum(axis=1, keepdims=True)
+        return GroupSums(bins, self.scores.sum(axis=1, keepdims=True))
 
     def mean(self, name: str) -> tuple[FloatArray, FloatArray]:
         """The mean (G,) of "nll", "brier", "gap" (confidence minus correct) or "accuracy", and its standard error."""
-        right, mass = self.bins[4].sum(axis=1), self.bins[1].sum(axis=1)
-        first = {"nll": 1, "brier": 3, "gap": 5}.get(name)
-        sums = (
-            np.stack([right, right])
-            if first is None
-            else self.scores[first : first + 2]
-        )
-        mean, square = np.divide(
-            sums, mass, out=np.full_like(sums, np.nan), where=mass > 0
-        )
-        variance = np.maximum(square - mean**2, 0)
+        mass = self.bins[1].sum(axis=1)
+        if name == "accuracy":
+            # The square of 0 or 1 is the same.
+            first = self.bins[4].sum(axis=1)
+            second = first
+        else:
+            place = {"nll": 1, "brier": 3, "gap": 5}[name]
+            first, second = self.scores[place : place + 2]
+        mean = _quotient(first, mass, np.nan)
+        variance = np.maximum(_quotient(second, mass, np.nan) - mean**2, 0)
         return mean, np.sqrt(variance / np.maximum(self.effective_rows() - 1, 1))
+
+
+def _quotient(sums: FloatArray, divisors: FloatArray, otherwise: float) -> FloatArray:
+    """The sums (G,) by the divisors (G,), of which some may be 0."""
+    found = np.full_like(sums, otherwise)
+    return np.divide(sums, divisors, out=found, where=divisors > 0)
 
 
 def cells_of(confidence: FloatArray) -> IntArray:
@@ -250,7 +247,7 @@ def _cell_edges() -> FloatArray:
     return np.append(1 - np.concatenate([fine, deep]).view(np.float64), 1)
 
 
-def sum_shapes(
+def _sum_shapes(
     n_classes: int, n_bins: int, *, by_class: bool
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of the sums of a state, except for its cells; `by_class` decides about sums of classes."""
@@ -265,18 +262,12 @@ def sum_shapes(
     return shapes
 
 
-def empty_sums(n_classes: int, n_bins: int, *, by_class: bool) -> dict[str, FloatArray]:
-    """The sums of a state without rows, except for its cells."""
-    shapes = sum_shapes(n_classes, n_bins, by_class=by_class)
-    return {name: np.zeros(shape) for name, shape in shapes.items()}
-
-
 def _check_size(n_classes: Any, n_bins: Any, by_class: Any, most: int) -> None:
     """Raise for arguments of a state that are out of range, or need more sums than these."""
     c = checks.check_integer("n_classes", n_classes, 1, "pass the columns of probs")
     m = checks.check_n_bins(n_bins)
     checks.check_flag("by_class", by_class)
-    shapes = sum_shapes(c, m, by_class=by_class)
+    shapes = _sum_shapes(c, m, by_class=by_class)
     n_sums = sum(math.prod(shape) for shape in shapes.values())
     check(
         n_sums <= most,
@@ -329,7 +320,9 @@ class CalibrationState:
         self._rows = _NO_ROWS
 
     def _empty_sums(self) -> dict[str, FloatArray]:
-        return empty_sums(self.n_classes, self.n_bins, by_class=self.by_class)
+        """The sums of no rows, except for the cells."""
+        shapes = _sum_shapes(self.n_classes, self.n_bins, by_class=self.by_class)
+        return {name: np.zeros(shape) for name, shape in shapes.items()}
 
     @property
     def sums(self) -> dict[str, FloatArray]:
@@ -439,10 +432,9 @@ class CalibrationState:
         """Add a chunk of checked and scored rows."""
         confidence = chunk.rows.confidence
         in_bin, scores = chunk.rows.terms()
-        _, mass, stated, _, right = in_bin
+        ones, mass, stated, _, right = in_bin
         sums = self.sums
         add_to(sums["cells"], cells_of(confidence), [mass, stated, right])
-        ones = np.ones_like(mass)
         sums["scores"][:, 0] += [ones @ term for term in scores]
         slots = uniform_bins(confidence, self.n_bins)
         if self.by_class:
@@ -497,8 +489,7 @@ class CalibrationState:
     def top_label(self) -> GroupSums:
         """Return the sums of all rows as one group: by confidence bin, and of the proper scores."""
         self._check_has_rows()
-        bins = self.sums["bins"].sum(axis=1, keepdims=True)
-        return GroupSums(bins, self.sums["scores"])
+        return GroupSums(self.sums["bins"], self.sums["scores"]).together()
 
     def _check_has_rows(self) -> None:
         """Raise unless there are rows of a weight above 0, all of which are valid."""
@@ -608,111 +599,10 @@ class CalibrationState:
         if len(content) != 8 * n_sums or not is_whole:
             raise ValueError(f"not {n_sums:,} numbers")
         numbers = np.frombuffer(content, "<f8")
-        start = 0
         for sums in state.sums.values():
-            sums[...] = numbers[start : start + sums.size].reshape(sums.shape)
-            start += sums.size
-        state._check_sums()
+            sums.flat = numbers[: sums.size]
+            numbers = numbers[sums.size :]
+        wrong = impossible_sums(state.sums, _cell_edges())
+        if wrong is not None:
+            raise ValueError(f"no rows have these {wrong}")
         return state
-
-    @np.errstate(all="ignore")  # The sums may be any numbers.
-    def _check_sums(self) -> None:
-        """Raise ValueError unless rows can have these sums; comparisons are False for NaN."""
-        rows, mass, stated, squares, right = self.sums["bins"]
-        edges = uniform_edges(self.n_bins)
-        low = edges[:-1]
-        high = edges[1:]
-        of_cells, cells_stated, cells_right = self.sums["cells"]
-        cell_edges = _cell_edges()
-        cell_ends = (cell_edges[:-1], cell_edges[1:])
-        n_rows = rows.sum()
-        total = mass.sum()
-        all_stated = stated.sum()
-        all_right = right.sum()
-        weights_squared, nll, nll_squares, brier, brier_squares, gap, gap_squares = (
-            self.sums["scores"][:, 0]
-        )
-        slack = _SLACK * total
-        # The NLL is at least that of the predicted class, and convex.
-        least_nll = -total * np.log(all_stated / total) if total > 0 else 0.0
-        holds: dict[str, Any] = {}
-        are_finite = [np.isfinite(sums).all() for sums in self.sums.values()]
-        holds["numbers"] = all(are_finite)
-        are_counts = (rows >= 0) & (rows == np.floor(rows))
-        holds["rows"] = are_counts & (n_rows < 2**53)
-        holds["weights"] = (mass >= 0) & ((mass == 0) | (rows >= 1))
-        holds["confidences"] = _can_be(mass, stated, low, high, squares)
-        holds["correct rows"] = (right >= 0) & (right <= mass * (1 + _SAME))
-        can_be_right = (cells_right >= 0) & (cells_right <= of_cells * (1 + _SAME))
-        can_be_stated = _can_be(of_cells, cells_stated, *cell_ends)
-        holds["cells"] = (of_cells >= 0) & can_be_right & can_be_stated
-        for by_cell, all_rows in (
-            (of_cells, total),
-            (cells_stated, all_stated),
-            (cells_right, all_right),
-        ):
-            same = _is_same(by_cell.sum(), all_rows, total)
-            holds["sums of cells"] = holds.get("sums of cells", True) & same
-        most_squared = total**2 * (1 + _SAME)
-        least_squared = total**2 * (1 - _SAME)
-        holds["squared weights"] = (weights_squared <= most_squared) & (
-            weights_squared * n_rows >= least_squared
-        )
-        in_range = (nll >= least_nll - slack) & (nll <= _MOST_NATS * total)
-        least_squares = nll**2 * (1 - _SAME) - slack * total
-        squares_fit = (nll_squares * total >= least_squares) & (
-            nll_squares <= _MOST_NATS * (nll + slack)
-        )
-        holds["NLL"] = in_range & squares_fit
-        is_score = _can_be(total, brier, 0, 2, brier_squares)
-        holds["Brier score"] = is_score & (brier >= gap_squares - slack)
-        is_difference = _is_same(gap, all_stated - all_right, total)
-        holds["gaps"] = is_difference & _can_be(total, gap, -1, 1, gap_squares)
-        if self.by_class:
-            holds |= self._class_checks(total, low, high)
-        wrong = [name for name, each in holds.items() if not np.all(each)]
-        if wrong:
-            raise ValueError(f"no rows have these {wrong[0]}")
-
-    def _class_checks(
-        self, total: float, low: FloatArray, high: FloatArray
-    ) -> dict[str, Any]:
-        mass, probabilities, true = self.sums["class_bins"]
-        by_class = mass.sum(axis=1)
-        # Each row counts in every class or, of independent labels, each decision counts in its own class.
-        is_softmax = bool(_is_same(by_class, total, total).all())
-        of_rows = _is_same(by_class.sum(), total, total)
-        if is_softmax and self.n_classes > 1:
-            # Each row has one class, and probabilities that sum to 1.
-            all_probabilities = probabilities.sum()
-            off = np.abs(all_probabilities - total)
-            of_rows = _is_same(true.sum(), total, total)
-            tolerance = checks.row_sum_tolerance(self.n_classes)
-            of_rows &= off <= (tolerance + _SLACK) * total
-        return {
-            "rows of classes": (mass >= 0) & of_rows,
-            "true rows of classes": (true >= 0) & (true <= mass * (1 + _SAME)),
-            "probabilities of classes": _can_be(mass, probabilities, low, high),
-        }
-
-
-def _can_be(
-    mass: Any, first: Any, low: Any, high: Any, second: Any = None
-) -> NDArray[np.bool_]:
-    """Whether values in [low, high] with weights of this sum can have these sums, and sums of squares if given."""
-    slack = _SLACK * mass
-    found = (first >= low * mass - slack) & (first <= high * mass + slack)
-    if second is not None:
-        least, most = _squares_between(mass, first, low, high)
-        found &= (second >= least - slack) & (second <= most + slack)
-    return np.asarray(found)
-
-
-def _squares_between(mass: Any, first: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """The least and the largest sum of squares of values in [low, high] with this sum."""
-    least = first * (first / np.where(mass > 0, mass, 1))
-    return least, (low + high) * first - low * high * mass
-
-
-def _is_same(ours: Any, theirs: Any, scale: Any) -> NDArray[np.bool_]:
-    return np.asarray(np.abs(ours - theirs) <= _SAME * scale)

@@ -335,33 +335,32 @@ def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Add
     if binning == "uniform":
         return in_bins(uniform_bins(top.confidence, n_bins), n_bins, 1.0, *top)
     order = _ranking(top.confidence, binning)
-    confidences = top.confidence[order]
+    ranked = top.part(order)
     # The last row is 0 and ends the last bin.
-    ranked = np.zeros((3, len(order) + 1))
-    ranked[0, :-1] = 1
-    ranked[1, :-1] = confidences
-    ranked[2, :-1] = top.correct[order]
+    columns = np.zeros((3, len(order) + 1))
+    columns[:, :-1] = np.ones(len(order)), *ranked
 
-    def of_all() -> FloatArray:
-        cuts = _cuts(confidences, n_bins, binning)
-        return _sums_between(ranked, cuts)
+    def of_all_rows() -> FloatArray:
+        return _sums_between(columns, _cuts(ranked.confidence, n_bins, binning))
 
-    def of_sample(counts: FloatArray) -> FloatArray:
+    def of_resample(counts: FloatArray) -> FloatArray:
         own = np.append(counts[order], 0)
         ends = own[:-1].astype(np.intp).cumsum()
-        cuts = _cuts(confidences, n_bins, binning, ends)
+        cuts = _cuts(ranked.confidence, n_bins, binning, ends)
         rows = np.searchsorted(ends, cuts, side="right")
-        # The copies of a row may be divided between a bin and the next.
-        n_before = np.where(rows > 0, ends[rows - 1], 0)
-        divided = np.diff((cuts - n_before) * ranked[:, rows])
-        return _sums_between(own * ranked, rows) + divided
+        # A cut may divide the copies of a row between a bin and the next.
+        copies_before_cut = cuts - np.where(rows > 0, ends[rows - 1], 0)
+        of_divided_rows = np.diff(copies_before_cut * columns[:, rows])
+        return _sums_between(own * columns, rows) + of_divided_rows
 
-    return lambda counts: of_all() if counts is None else of_sample(counts)
+    return lambda counts: of_all_rows() if counts is None else of_resample(counts)
 
 
 def _sums_between(columns: FloatArray, rows: IntArray) -> FloatArray:
     """The sums (J, M) of columns (J, N + 1) from each of M + 1 rows to the next; 0 between equal ones."""
-    return np.add.reduceat(columns, rows, axis=1)[:, :-1] * (rows[1:] > rows[:-1])
+    # `reduceat` sums one row there.
+    are_some = rows[1:] > rows[:-1]
+    return np.add.reduceat(columns, rows, axis=1)[:, :-1] * are_some
 
 
 def bin_sums(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> BinSums:
