@@ -23,7 +23,8 @@ from hf_calib.metrics.sums import (
 )
 
 _BIO = re.compile(r"O|[BI]-.+")
-Span = tuple[str, int, int]  # The type, and the indices of the first and the last row.
+# The type, and the indices of the first and the last row.
+Span = tuple[str, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +76,35 @@ def find_entities(
     ((('person', 0, 1),), [0.72], [0.8], [1.0])
     """
     rows, targets = checks.check_probs_and_labels(probs, labels)
+    begins = _sentence_begins(sentences, len(targets))
+    _check_tags(tag_names, rows.shape[1])
+    confidences, predicted = winners(rows)
+    spans = _spans(predicted, tag_names, begins)
+    true = _spans(targets, tag_names, begins)
+    tokens = [confidences[first : last + 1] for _, first, last in spans]
+    products = [part.prod() for part in tokens]
+    minima = [part.min() for part in tokens]
+    true_spans = set(true)
+    is_correct = [span in true_spans for span in spans]
+    sentence_of = begins.cumsum() - 1
+    of_spans = [sentence_of[first] for _, first, _ in spans]
+    of_true = [sentence_of[first] for _, first, _ in true]
+    # The type is given because there may be no entity.
+    return Entities(
+        spans=tuple(spans),
+        product=np.array(products, np.float64),
+        minimum=np.array(minima, np.float64),
+        correct=np.array(is_correct, np.float64),
+        sentences=np.array(of_spans, np.intp),
+        n_true=np.bincount(of_true, minlength=begins.sum()),
+    )
+
+
+def _sentence_begins(sentences: ArrayLike, n_tokens: int) -> NDArray[np.bool_]:
+    """The mask (N,) of the first tokens; raise unless the tokens of a sentence follow each other."""
     numbers = checks.as_array("sentences", sentences)
     way_out = "pass the number of its sentence for each token"
-    checks.check_shape("sentences", numbers, targets.shape, way_out)
+    checks.check_shape("sentences", numbers, (n_tokens,), way_out)
     checks.check_kind(numbers, "iu", "sentences to be integers", way_out)
     begins = np.append(True, numbers[1:] != numbers[:-1])
     values, places = np.unique(numbers[begins], return_counts=True)
@@ -87,37 +114,20 @@ def find_entities(
         f"sentence {values[places.argmax()]} in {places.max()} places",
         "sort the tokens by sentence",
     )
-    n_classes = rows.shape[1]
-    check(
-        len(tag_names) == n_classes,
-        f"tag_names to hold {n_classes} names, one per column",
-        len(tag_names),
-        "name the columns of probs in their order",
-    )
+    return begins
+
+
+def _check_tags(tag_names: Sequence[str], n_classes: int) -> None:
+    """Raise unless there is a name for each column, and the names define entities."""
+    requirement = f"tag_names to hold {n_classes} names, one per column"
+    way_out = "name the columns of probs in their order"
+    check(len(tag_names) == n_classes, requirement, len(tag_names), way_out)
     others = [name for name in tag_names if not _BIO.fullmatch(name)]
     check(
         are_bio(tag_names),
         "tag_names to be O, B-TYPE and I-TYPE",
         others or "O only",
         "only such tags define entities; other tags have calibration per token only",
-    )
-    confidences, predicted = winners(rows)
-    spans = _spans(predicted, tag_names, begins)
-    true = set(_spans(targets, tag_names, begins))
-    tokens = [confidences[first : last + 1] for _, first, last in spans]
-    products = [part.prod() for part in tokens]
-    minima = [part.min() for part in tokens]
-    is_correct = [span in true for span in spans]
-    sentence_of = begins.cumsum() - 1
-    of_spans = [sentence_of[first] for _, first, _ in spans]
-    of_true = [sentence_of[first] for _, first, _ in true]
-    return Entities(
-        spans=tuple(spans),
-        product=np.array(products, dtype=np.float64),
-        minimum=np.array(minima, dtype=np.float64),
-        correct=np.array(is_correct, dtype=np.float64),
-        sentences=np.array(of_spans, dtype=np.intp),
-        n_true=np.bincount(of_true, minlength=len(values)),
     )
 
 
@@ -163,7 +173,9 @@ def entity_scores(
     n_right = np.bincount(entities.sentences, entities.correct, minlength=n_sentences)
     n_found = np.bincount(entities.sentences, minlength=n_sentences)
     n_true = entities.n_true
-    sums = np.stack([n_right, (n_found + n_true) / 2, n_found, n_true], axis=1)
+    # F1, the harmonic mean of precision and recall, divides by the mean of their divisors.
+    n_either = (n_found + n_true) / 2
+    sums = np.stack([n_right, n_either, n_found, n_true], axis=1)
     values = _shares(sums.sum(axis=0))
     blocks = draw_counts(n_sentences, n_resamples, rng)
     draws = np.concatenate([_shares(counts @ sums) for counts in blocks])
@@ -181,5 +193,6 @@ def entity_scores(
 
 def _shares(sums: NDArray[Any]) -> FloatArray:
     """The first of the sums (..., 4) divided by each of the others; 0 if the divisor is 0."""
-    right, of = sums[..., :1], sums[..., 1:]
-    return np.divide(right, of, out=np.zeros_like(of), where=of > 0)
+    right = sums[..., :1]
+    divisors = sums[..., 1:]
+    return np.divide(right, divisors, out=np.zeros_like(divisors), where=divisors > 0)

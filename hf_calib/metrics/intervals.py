@@ -45,7 +45,8 @@ _SMALLEST_VARIANCE = 1e-4
 class Metric(NamedTuple):
     """A row of `METRICS`, or a function of the user."""
 
-    function: MetricFunction  # It has probs, labels and options as arguments.
+    # It has probs, labels and options as arguments.
+    function: MetricFunction
     # With sums, a resample costs O(N) additions.
     sums: Callable[..., SumMetric] | None = None
     # The metric of a `TopLabel`, if it needs no more.
@@ -117,45 +118,25 @@ def bootstrap_interval(
     requirement = "metric to be one that may see an example twice"
     way_out = "it counts them as neighbours; use consistency_test, or smooth_calibration_error"
     check(not is_kde, requirement, "kde_calibration_error", way_out)
-    drawing: Any = {
-        "n_resamples": n_resamples,
-        "confidence_level": confidence_level,
-        "seed": seed,
-    }
-    (interval,) = percentile_intervals([(metric, options)], rows, targets, **drawing)
-    value, low, high = interval
+    checks.check_draws(n_resamples, seed, confidence_level)
+    value = _finite_value(find_metric(metric), rows, targets, options)
+    # Resamples of one row have no spread, which says nothing about other rows.
+    if len(rows) == 1:
+        return Interval(value)
+    asked = [(metric, options)]
+    (draws,) = resampled_metrics(
+        asked, rows, targets, n_resamples=n_resamples, seed=seed
+    )
+    interval = sums.interval_of(value, draws, confidence_level)
     is_ece = function is scores.expected_calibration_error
-    if is_ece and low is not None and not low <= value <= high:
+    if is_ece and not interval.low <= value <= interval.high:
         warnings.warn(
-            f"The interval {low:.4g} to {high:.4g} excludes the value, {value:.4g}. Noise makes the ECE larger, and "
-            "each resample adds noise again. Use calibration_error_interval.",
+            f"The interval {interval.low:.4g} to {interval.high:.4g} excludes the value, "
+            f"{value:.4g}. Noise makes the ECE larger, and each resample adds noise again. "
+            "Use calibration_error_interval.",
             stacklevel=2,
         )
     return interval
-
-
-def percentile_intervals(
-    asked: Asked,
-    probs: NDArray[Any],
-    labels: NDArray[Any],
-    *,
-    confidence_level: float,
-    **drawing: Any,
-) -> list[Interval]:
-    """The `bootstrap_interval` of several metrics, from the same `resampled_metrics`."""
-    checks.check_draws(**drawing, confidence_level=confidence_level)
-    values = [
-        _finite_value(find_metric(name), probs, labels, options)
-        for name, options in asked
-    ]
-    # Resamples of one row have no spread, which says nothing about other rows.
-    if len(probs) == 1:
-        return [Interval(value) for value in values]
-    draws = resampled_metrics(asked, probs, labels, **drawing)
-    return [
-        sums.interval_of(value, drawn, confidence_level)
-        for value, drawn in zip(values, draws, strict=True)
-    ]
 
 
 def resampled_metrics(
@@ -171,9 +152,8 @@ def resampled_metrics(
     evaluate = [
         _of_counts(find_metric(name), probs, labels, options) for name, options in asked
     ]
-    return resampled_values(
-        evaluate, len(probs), n_resamples=n_resamples, seed=seed, groups=groups
-    )
+    drawing: Any = {"n_resamples": n_resamples, "seed": seed, "groups": groups}
+    return resampled_values(evaluate, len(probs), **drawing)
 
 
 def resampled_values(
@@ -198,9 +178,11 @@ def _of_counts(
 ) -> OfCounts:
     """The metric of a sample that contains each of the N rows counts (N,) times."""
     top = sums.top_label(probs, labels)
-    if metric.sums is not None:  # The function has accepted the options.
+    if metric.sums is not None:
+        # The function has accepted the options.
         of_sums = metric.sums(**options)
-        add = of_sums.rows(*(top if of_sums.of_top else (probs, labels)))
+        columns = top if of_sums.of_top else (probs, labels)
+        add = of_sums.rows(*columns)
         return lambda counts: float(of_sums.value(add(counts), counts.sum()))
 
     def of_rows(counts: FloatArray) -> float:
@@ -291,8 +273,7 @@ def consistency_test(
     found = find_metric(metric)
     value = _finite_value(found, rows, targets, options)
     simulate = _simulation(found, rows, options)
-    errors = np.array([simulate(rng) for _ in range(n_resamples)])
-    return _tested(value, _check_resamples(errors))
+    return _tested(value, _simulated(simulate, n_resamples, rng))
 
 
 def consistency_of_top(
@@ -301,77 +282,86 @@ def consistency_of_top(
     """The test of the ECE of rows with a known top label."""
     metric = sums.top_label_sums(n_bins)
     simulate = _top_simulation(metric, top.confidence, n_bins, "uniform")
-    rng = np.random.default_rng(seed)
-    errors = np.array([simulate(rng) for _ in range(n_resamples)])
+    errors = _simulated(simulate, n_resamples, np.random.default_rng(seed))
     return _tested(metric(*top), errors)
+
+
+def _simulated(
+    simulate: Simulation, n_resamples: int, rng: np.random.Generator
+) -> FloatArray:
+    errors = [simulate(rng) for _ in range(n_resamples)]
+    return _check_resamples(np.array(errors))
 
 
 def _simulation(
     metric: Metric, probs: NDArray[Any], options: dict[str, Any]
 ) -> Simulation:
-    """The simulation of labels drawn from fixed probs (N, C); if sums allow it, only the correctness is drawn."""
-    (n_rows, n_classes), n_bins = probs.shape, options.get("n_bins", 15)
-    of_sums = None if metric.sums is None else metric.sums(**options)
-    if of_sums is not None and of_sums.of_top:
-        return _top_simulation(
-            of_sums, sums.winners(probs)[0], n_bins, options.get("binning", "uniform")
-        )
+    """The simulation of labels drawn from fixed probs (N, C)."""
+    evaluate: MetricFunction | SumMetric = partial(metric.function, **options)
+    if metric.sums is not None:
+        of_sums = metric.sums(**options)
+        if of_sums.of_top:
+            # Of the top label, only the correctness has to be drawn.
+            confidences, _ = sums.winners(probs)
+            n_bins = options.get("n_bins", 15)
+            binning = options.get("binning", "uniform")
+            return _top_simulation(of_sums, confidences, n_bins, binning)
+        evaluate = of_sums
+    draw = _drawing(probs)
+    return lambda rng: float(evaluate(probs, draw(rng)))
+
+
+def _drawing(probs: NDArray[Any]) -> Callable[[np.random.Generator], IntArray]:
+    """A function that draws a class of each row (N,) with its probabilities (N, C)."""
+    n_rows, n_classes = probs.shape
     cumulated = np.cumsum(probs.clip(min=0), axis=1, dtype=np.float64)
     cumulated /= cumulated[:, -1:]
-    flat, first = cumulated.ravel(), np.arange(0, probs.size, n_classes)
+    flat = cumulated.ravel()
+    first = np.arange(0, probs.size, n_classes)
 
     def draw(rng: np.random.Generator) -> IntArray:
-        """The column (N,) of the drawn class of each row, found by bisection."""
-        points, places, width = rng.random(n_rows), first.copy(), n_classes
+        # All rows are searched together, by bisection.
+        points = rng.random(n_rows)
+        places = first.copy()
+        width = n_classes
         while width > 1:
             half = width // 2
-            places += half * (flat[places + (half - 1)] <= points)
+            is_after = flat[places + (half - 1)] <= points
+            places += half * is_after
             width -= half
-        return places
+        return places - first
 
-    if metric.function is not scores.classwise_calibration_error:
-        evaluate = partial(metric.function, **options) if of_sums is None else of_sums
-        return lambda rng: float(evaluate(probs, draw(rng) - first))
-    slots = (sums.uniform_bins(probs, n_bins) + n_bins * np.arange(n_classes)).ravel()
-    stated = np.asarray(
-        np.bincount(slots, probs.ravel(), n_bins * n_classes), np.float64
-    )
-
-    def of_hits(rng: np.random.Generator) -> float:
-        hits = np.bincount(slots[draw(rng)], minlength=len(stated))
-        return float(sums.gap_error(stated - hits, n_rows * n_classes))
-
-    return of_hits
+    return draw
 
 
 def _top_simulation(
     metric: SumMetric, confidences: FloatArray, n_bins: int, binning: Binning
 ) -> Simulation:
     """The simulation for the top label, which draws its correctness, the last of the sums."""
-    bins, n_rows = sums.assign_bins(confidences, n_bins, binning), len(confidences)
+    n_rows = len(confidences)
+    bins = sums.assign_bins(confidences, n_bins, binning)
     # Narrow integers are sorted several times as fast.
     order = np.argsort(bins.astype(np.uint16), kind="stable")
-    chances = np.append(
-        confidences[order], 0.0
-    )  # The last entry is never correct and ends the last bin.
+    # The last entry is never correct and ends the last bin.
+    chances = np.append(confidences[order], 0.0)
     cuts = np.searchsorted(bins[order], np.arange(n_bins + 1))
-    occupied = cuts[:-1] < cuts[1:]
-    stated = metric.sums(confidences, np.zeros(n_rows))
-    last = np.eye(len(stated))[:, -1:]
+    is_filled = cuts[:-1] < cuts[1:]
+    of_wrong = metric.sums(confidences, np.zeros(n_rows))
 
     def of_hits(rng: np.random.Generator) -> float:
         right = rng.random(n_rows + 1) < chances
-        hits = occupied * np.add.reduceat(right, cuts, dtype=np.int64)[:-1]
-        return float(metric.value(stated + last * hits, n_rows))
+        hits = np.add.reduceat(right, cuts, dtype=np.int64)[:-1]
+        drawn = of_wrong.copy()
+        drawn[-1] += np.where(is_filled, hits, 0)
+        return float(metric.value(drawn, n_rows))
 
     return of_hits
 
 
 def _tested(value: float, errors: FloatArray) -> ConsistencyTest:
-    as_large = int(np.count_nonzero(errors >= value - sums.SAME))
-    return ConsistencyTest(
-        value, (1 + as_large) / (1 + len(errors)), float(errors.mean())
-    )
+    n_as_large = int(np.count_nonzero(errors >= value - sums.SAME))
+    p_value = (1 + n_as_large) / (1 + len(errors))
+    return ConsistencyTest(value, p_value, float(errors.mean()))
 
 
 def consistency_of_bins(
@@ -380,10 +370,10 @@ def consistency_of_bins(
     """The test of the ECE from the sums (M,) of bins; the n_effective rows of a bin get its mean confidence."""
     found = Populations(bins)
     sizes = np.maximum(1, np.rint(found.shares * n_effective)).astype(np.int64)
-    hits = np.random.default_rng(seed).binomial(
-        sizes, found.stated, size=(n_resamples, len(sizes))
-    )
-    return _tested(found.value, np.abs(found.stated - hits / sizes) @ found.shares)
+    rng = np.random.default_rng(seed)
+    hits = rng.binomial(sizes, found.stated, size=(n_resamples, len(sizes)))
+    errors = np.abs(found.stated - hits / sizes) @ found.shares
+    return _tested(found.value, errors)
 
 
 def calibration_error_interval(

@@ -18,7 +18,7 @@ from hf_calib.metrics.checks import (
     refuse,
 )
 from hf_calib.metrics.ranking import area_under_roc, average_precision, tally
-from hf_calib.metrics.scores import SMALLEST_PROBABILITY
+from hf_calib.metrics.scores import nats_of
 from hf_calib.metrics.sums import BinSums, in_bins, uniform_bins
 
 UNKNOWN = -100  # An unknown label, whose decision is left out.
@@ -74,11 +74,15 @@ def label_bins(decisions: Decisions, n_bins: int) -> BinSums:
 
 def negative_logs_of_decisions(decisions: Decisions) -> FloatArray:
     """The mean negative log-likelihood (N,) of each row's known labels; 0 for a row without one."""
-    outcomes = np.where(decisions.true, decisions.probs, 1 - decisions.probs)
-    nats = -np.log(np.maximum(outcomes, SMALLEST_PROBABILITY))
-    n_known = decisions.known.sum(axis=1)
+    nats = _nats(decisions.probs, decisions.true)
     sums = np.where(decisions.known, nats, 0).sum(axis=1)
+    n_known = decisions.known.sum(axis=1)
     return np.asarray(sums / np.maximum(n_known, 1))
+
+
+def _nats(probs: FloatArray, true: NDArray[np.bool_]) -> FloatArray:
+    """The negative log-likelihoods (...) of decisions (...)."""
+    return nats_of(np.where(true, probs, 1 - probs))
 
 
 class LabelMetrics:
@@ -89,10 +93,9 @@ class LabelMetrics:
         self._rows, labels = np.nonzero(decisions.known)
         probs = decisions.probs[decisions.known]
         true = decisions.true[decisions.known]
-        outcomes = np.where(true, probs, 1 - probs)
-        nats = -np.log(np.maximum(outcomes, SMALLEST_PROBABILITY))
         gaps = probs - true
         slots = labels * n_bins + uniform_bins(probs, n_bins)
+        nats = _nats(probs, true)
         columns = (1.0, gaps, true.astype(np.float64), gaps**2, nats)
         self._add = in_bins(slots, n_labels * n_bins, *columns)
         self._shape = (len(columns), n_labels, n_bins)

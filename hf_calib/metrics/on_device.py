@@ -34,46 +34,30 @@ def check_batch(
 ) -> None:
     """Raise unless the tensors fit each other and the classes; values are not read."""
     for name, value in (("logits", logits), ("labels", labels)):
-        check_type(
-            isinstance(value, Tensor),
-            f"{name} to be a torch.Tensor",
-            type(value).__name__,
-            "pass probabilities in numpy arrays to update",
-        )
-    check_type(
-        logits.is_floating_point(),
-        "logits to be floating point",
-        logits.dtype,
-        "pass the model's logits",
-    )
+        is_tensor = isinstance(value, Tensor)
+        requirement = f"{name} to be a torch.Tensor"
+        way_out = "pass probabilities in numpy arrays to update"
+        check_type(is_tensor, requirement, type(value).__name__, way_out)
+    is_float = logits.is_floating_point()
+    way_out = "pass the model's logits"
+    check_type(is_float, "logits to be floating point", logits.dtype, way_out)
+    is_one_per_class = multi_label or soft_labels
     are_integers = not (labels.is_floating_point() or labels.dtype == torch.bool)
-    check_type(
-        multi_label or soft_labels or are_integers,
-        "labels to be integers",
-        labels.dtype,
-        "pass class indices, or set multi_label=True for one 0/1 label per class",
-    )
+    way_out = "pass class indices, or set multi_label=True for one 0/1 label per class"
+    fits = is_one_per_class or are_integers
+    check_type(fits, "labels to be integers", labels.dtype, way_out)
     shape = tuple(logits.shape)
-    of_labels = shape if multi_label or soft_labels else shape[:-1]
-    check(
-        tuple(labels.shape) == of_labels,
-        f"labels to have shape {of_labels}",
-        f"{tuple(labels.shape)} for logits {shape}",
-        "set multi_label=True only for one 0/1 label per class",
-    )
+    wanted = shape if is_one_per_class else shape[:-1]
+    got = f"{tuple(labels.shape)} for logits {shape}"
+    way_out = "set multi_label=True only for one 0/1 label per class"
+    check(labels.shape == wanted, f"labels to have shape {wanted}", got, way_out)
     fewest = 1 if multi_label else 2
-    check(
-        len(shape) > 0 and shape[-1] >= fewest,
-        "logits to have a class axis (..., C)",
-        shape,
-        "a single sigmoid output needs multi_label=True",
-    )
-    check(
-        shape[-1] == n_classes,
-        f"logits to have the {n_classes} classes of the state",
-        shape[-1],
-        "use one state for each label set",
-    )
+    has_classes = len(shape) > 0 and shape[-1] >= fewest
+    way_out = "a single sigmoid output needs multi_label=True"
+    check(has_classes, "logits to have a class axis (..., C)", shape, way_out)
+    requirement = f"logits to have the {n_classes} classes of the state"
+    way_out = "use one state for each label set"
+    check(shape[-1] == n_classes, requirement, shape[-1], way_out)
 
 
 class _Softmax(NamedTuple):
@@ -98,8 +82,8 @@ class LogitSums:
             name: torch.from_numpy(each).to(self._device) for name, each in sums.items()
         }
         self._by_class = "class_bins" in sums
-        # The numbers of rows, of those that are not finite, of invalid indices and of invalid 0/1 labels.
-        # At last that of rows of soft labels that are not shares.
+        # The numbers of rows, of those that are not finite, of invalid indices, of invalid 0/1 labels, and
+        # of rows of soft labels that are not shares.
         self._counts = torch.zeros(5, dtype=torch.float64, device=self._device)
         self._confidences: list[Tensor] = []
         self._correct: list[Tensor] = []

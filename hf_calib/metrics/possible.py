@@ -42,9 +42,7 @@ class _Totals(NamedTuple):
 
 
 @np.errstate(all="ignore")  # The sums may be any numbers.
-def impossible_sums(
-    sums: dict[str, FloatArray], cell_edges: FloatArray
-) -> str | None:
+def impossible_sums(sums: dict[str, FloatArray], cell_edges: FloatArray) -> str | None:
     """The name of the first sums that no rows can have, if any.
 
     Comparisons are False for NaN, so each states what has to hold.

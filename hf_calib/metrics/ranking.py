@@ -26,7 +26,8 @@ OOD_SCORES = {
     "max_logit": "Maximum logit",
     "energy": "Energy",
 }
-ACCEPTED = 0.95  # The fraction of in-distribution inputs accepted, at which the false positive rate is read.
+# The fraction of in-distribution inputs accepted, at which the false positive rate is read.
+ACCEPTED = 0.95
 
 # Uncertainties (N,) of rows (N, C), which are sorted so that the order of the classes breaks no tie.
 _OF_LOGITS: dict[str, Callable[[FloatArray], FloatArray]] = {
@@ -80,7 +81,8 @@ def area_of(ranked: FloatArray) -> float:
     `ranked` (3, K) are the numbers of rows with each of K confidences, the least first, the sums of these confidences,
     and the numbers of correct rows.
     """
-    counts, _, right = ranked[:, ::-1][:, ranked[0, ::-1] > 0]
+    falling = ranked[:, ::-1]
+    counts, _, right = falling[:, falling[0] > 0]
     wrong = counts - right
     rows = np.cumsum(counts) - counts
     errors = np.cumsum(wrong) - wrong
@@ -130,12 +132,8 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
 def _check_finite(argument: str, values: FloatArray) -> None:
     n_bad = np.count_nonzero(~np.isfinite(values))
     got = f"{n_bad} NaN or infinite values of {values.size}"
-    check(
-        not n_bad,
-        f"{argument} to be finite",
-        got,
-        "look for overflow in the model's logits",
-    )
+    way_out = "look for overflow in the model's logits"
+    check(n_bad == 0, f"{argument} to be finite", got, way_out)
 
 
 Tally = Callable[[NDArray[Any]], tuple[FloatArray, FloatArray]]
@@ -237,21 +235,20 @@ def ood_detection(
     sizes = [len(inside), len(outside)]
     uncertainties = [_OF_LOGITS[score] for score in scores]
     tallies = _tallies("logits", inside, outside, uncertainties)
-    draws = np.empty((n_resamples, len(scores), 2))
-    for drawn in draws:
-        parts = [
-            np.bincount(rng.integers(0, size, size), minlength=size) for size in sizes
+    rates = np.empty((n_resamples, len(scores), 2))
+    for of_sample in rates:
+        drawn = [rng.integers(0, size, size) for size in sizes]
+        counts = [
+            np.bincount(rows, minlength=size)
+            for rows, size in zip(drawn, sizes, strict=True)
         ]
-        counts = np.concatenate(parts)
-        drawn[:] = [_rates(*tallied(counts)) for tallied in tallies]
-    every = np.ones(sum(sizes))
+        of_sample[:] = _rates_of(tallies, np.concatenate(counts))
     found = {}
-    for i, (score, tallied) in enumerate(zip(scores, tallies, strict=True)):
-        auroc, fpr95 = _rates(*tallied(every))
-        found[score] = OodDetection(
-            interval_of(auroc, draws[:, i, 0], confidence_level),
-            interval_of(fpr95, draws[:, i, 1], confidence_level),
-        )
+    values = _rates_of(tallies, np.ones(sum(sizes)))
+    for score, value, draws in zip(scores, values, rates.swapaxes(0, 1), strict=True):
+        auroc = interval_of(value[0], draws[:, 0], confidence_level)
+        fpr95 = interval_of(value[1], draws[:, 1], confidence_level)
+        found[score] = OodDetection(auroc, fpr95)
     return found
 
 
@@ -290,18 +287,24 @@ def _tallies(
         f"{outside.shape[1]} columns",
         f"pass the {kind} of one model on both sets",
     )
-    columns: list[list[FloatArray]] = [[] for _ in scores]
+    parts = []
     for rows in (inside, outside):
         for part in checks.row_chunks(*rows.shape):
             ordered = np.sort(rows[part].astype(np.float64), axis=1)
-            for column, score in zip(columns, scores, strict=True):
-                column.append(score(ordered))
+            parts.append([score(ordered) for score in scores])
     true = np.repeat([False, True], [len(inside), len(outside)])
+    columns = zip(*parts, strict=True)
     return [tally(np.concatenate(column), true) for column in columns]
 
 
-def _rates(false: FloatArray, true: FloatArray) -> tuple[float, float]:
-    """The AUROC, and the fraction of true rows that are not flagged if `ACCEPTED` of the false rows are not."""
-    accepted = false[-1] - false
-    last = np.count_nonzero(accepted >= ACCEPTED * false[-1]) - 1
-    return area_under_roc(false, true), float(1 - true[last] / true[-1])
+def _rates_of(tallies: list[Tally], counts: NDArray[Any]) -> list[tuple[float, float]]:
+    """For each score, the AUROC and the fraction of OOD rows accepted if `ACCEPTED` of the others are."""
+    found = []
+    for tallied in tallies:
+        false, true = tallied(counts)
+        accepted = false[-1] - false
+        # The lowest threshold, with the most rows flagged, that accepts enough.
+        last = np.count_nonzero(accepted >= ACCEPTED * false[-1]) - 1
+        fpr95 = float(1 - true[last] / true[-1])
+        found.append((area_under_roc(false, true), fpr95))
+    return found

@@ -207,7 +207,7 @@ def brier_decomposition(
         partial(_ordered_gaps, n_bins=checks.check_n_bins(n_bins)), _brier_parts
     )
     added = metric.sums(*_checked(probs, labels, sample_weight))
-    return BrierDecomposition(*metric.value(added, added[:, 0].sum()))
+    return BrierDecomposition(*metric.value(added, added[0].sum()))
 
 
 def accuracy(
@@ -259,13 +259,14 @@ def shares_right(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
 def negative_logs(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
     """The negative log-likelihood (N,) of each row."""
     if labels.ndim == 2:
-        return -np.einsum("nc,nc->n", labels, _safe_log(probs))
-    return -_safe_log(probs[np.arange(len(probs)), labels])
+        return np.einsum("nc,nc->n", labels, nats_of(probs))
+    return nats_of(probs[np.arange(len(probs)), labels])
 
 
-def _safe_log(probs: NDArray[Any]) -> FloatArray:
-    wide = probs.astype(np.float64)
-    return np.log(np.maximum(wide, SMALLEST_PROBABILITY))
+def nats_of(chances: NDArray[Any]) -> FloatArray:
+    """The negative logarithms, which are finite for a chance of 0."""
+    wide = chances.astype(np.float64, copy=False)
+    return -np.log(np.maximum(wide, SMALLEST_PROBABILITY))
 
 
 def distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
@@ -280,30 +281,20 @@ def squared_distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
 
 
 def _ordered_gaps(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
-    """Sums (M, 2 + C) in bins of confidence: rows, squares and gaps, of classes from most to least probable."""
-    n_rows = len(probs)
+    """Sums (2 + C, M) in bins: rows, squares and gaps, of classes from most to least probable."""
     order = np.argsort(-probs, axis=1, kind="stable")
     gaps = np.take_along_axis(sums.residuals(probs, labels), order, axis=1)
     squares = np.einsum("nc,nc->n", gaps, gaps)
-    columns = np.column_stack([np.ones(n_rows), squares, gaps])
     confidences = np.take_along_axis(probs, order[:, :1], axis=1)[:, 0]
     bins = sums.uniform_bins(confidences, n_bins)
-    members = (bins == np.arange(n_bins)[:, None]).astype(np.float64)
-
-    def add(weights: FloatArray | None) -> FloatArray:
-        if weights is None:
-            return members @ columns
-        return (members * weights) @ columns
-
-    return add
+    return sums.in_bins(bins, n_bins, 1.0, squares, *gaps.T)
 
 
 def _brier_parts(added: FloatArray, n: Any) -> tuple[float, float]:
-    counts = added[:, 0]
-    gaps = added[:, 2:]
-    squared_gaps = np.einsum("mc,mc->m", gaps, gaps)
+    counts, squares, *gaps = added
+    squared_gaps = np.square(gaps).sum(axis=0)
     of_bins = squared_gaps / np.where(counts > 0, counts, 1)
     calibration = of_bins.sum() / n
-    brier = added[:, 1].sum() / n
+    brier = squares.sum() / n
     # The refinement is a variance, which only rounding can make negative.
     return float(calibration), float(max(brier - calibration, 0.0))

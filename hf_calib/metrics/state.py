@@ -15,7 +15,7 @@ from hf_calib._errors import InputValueError, check, expected
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.possible import impossible_sums
-from hf_calib.metrics.scores import SMALLEST_PROBABILITY
+from hf_calib.metrics.scores import nats_of, negative_logs, squared_distances
 from hf_calib.metrics.sums import (
     BinSums,
     TopLabel,
@@ -43,6 +43,9 @@ _LONGEST_HEADER = 100
 _MOST_SENT = 2**21
 # The most in memory: 1 GiB.
 _MOST_SUMS = 2**27
+
+# With so few classes, most probabilities are above the first bin, and are not searched for.
+_FEW_CLASSES = 3
 
 # Confidences are counted in cells, within which 1 - p varies by a factor of 1 + 2^-12, because many are near 1. A cell
 # has the first 12 of the 52 bits of the fraction, in each of the 24 halvings of 1 - p down to float32's resolution, and
@@ -126,11 +129,9 @@ def score_chunks(
         columns = np.ascontiguousarray(probs[part].T)
         confidence, predicted = winners(columns.T)
         own = labels[part].astype(np.intp)
-        true = columns[own, np.arange(len(own))].astype(np.float64)
-        squares = np.einsum("cn,cn->n", columns, columns, dtype=np.float64)
-        nll = -np.log(np.maximum(true, SMALLEST_PROBABILITY))
-        brier = np.maximum(squares - 2 * true + 1, 0)
         correct = (predicted == own).astype(np.float64)
+        nll = negative_logs(columns.T, own)
+        brier = squared_distances(columns.T, own)
         mass = None if weights is None else weights[part].astype(np.float64)
         rows = RowScores(confidence, correct, nll, brier, mass)
         yield ScoredChunk(part, columns, own, predicted, rows)
@@ -142,8 +143,8 @@ def score_top_labels(
     """Score rows of which only the top label is known: as two classes, "correct" and "wrong"."""
     right = correct.astype(np.float64)
     chance = np.where(right > 0, confidence, 1 - confidence)
-    nll = -np.log(np.maximum(chance, SMALLEST_PROBABILITY))
-    return RowScores(confidence, right, nll, 2 * (1 - chance) ** 2, weights)
+    brier = 2 * (1 - chance) ** 2
+    return RowScores(confidence, right, nats_of(chance), brier, weights)
 
 
 def add_class_bins(class_bins: FloatArray, chunk: ScoredChunk) -> None:
@@ -153,18 +154,28 @@ def add_class_bins(class_bins: FloatArray, chunk: ScoredChunk) -> None:
     weights = chunk.rows.weights
     if weights is None:
         weights = np.ones(len(chunk.labels))
-    # Only the few probabilities above the first edge need a bin; all others are in the first one.
-    above, bins = above_first_edge(columns.reshape(-1), n_bins)
-    slots = above // len(weights) * n_bins + bins
+    above, slots = _slots_above(columns, n_bins)
     terms = (np.tile(weights, (n_classes, 1)), weights * columns)
     for sums, term in zip(class_bins[:2], terms, strict=True):
         flat = term.reshape(-1)
         np.add.at(sums.reshape(-1), slots, flat[above])
+        # All others are in the first bin.
         flat[above] = 0
         sums[:, 0] += term.sum(axis=1)
     of_label = columns[chunk.labels, np.arange(len(weights))]
     slots = chunk.labels * n_bins + uniform_bins(of_label, n_bins)
     add_to(class_bins[2:], slots, [weights])
+
+
+def _slots_above(columns: NDArray[Any], n_bins: int) -> tuple[Any, IntArray]:
+    """The places of the probabilities (C, n) that may be above their first bin, and their slots."""
+    n_classes, n_rows = columns.shape
+    flat = columns.reshape(-1)
+    if n_classes <= _FEW_CLASSES:
+        first_slots = np.arange(n_classes) * n_bins
+        return slice(None), np.repeat(first_slots, n_rows) + uniform_bins(flat, n_bins)
+    above, bins = above_first_edge(flat, n_bins)
+    return above, above // n_rows * n_bins + bins
 
 
 class GroupSums(NamedTuple):
@@ -600,7 +611,7 @@ class CalibrationState:
             raise ValueError(f"not {n_sums:,} numbers")
         numbers = np.frombuffer(content, "<f8")
         for sums in state.sums.values():
-            sums.flat = numbers[: sums.size]
+            sums.flat[:] = numbers[: sums.size]
             numbers = numbers[sums.size :]
         wrong = impossible_sums(state.sums, _cell_edges())
         if wrong is not None:

@@ -134,10 +134,10 @@ def draw_counts(
     if groups is not None:
         n = int(groups.max()) + 1
     for part in row_chunks(n_resamples, n_rows, elements=_BLOCK_ELEMENTS):
-        n_in_block = part.stop - part.start
-        counts = np.empty((n_in_block, n))
-        for row, drawn in zip(counts, rng.integers(0, n, (n_in_block, n)), strict=True):
-            row[:] = np.bincount(drawn, minlength=n)
+        drawn = rng.integers(0, n, (part.stop - part.start, n))
+        counts = np.empty(drawn.shape)
+        for row, each in zip(counts, drawn, strict=True):
+            row[:] = np.bincount(each, minlength=n)
         yield counts if groups is None else counts[:, groups]
 
 
@@ -433,21 +433,23 @@ def top_label_sums(
     debias: bool = False,
 ) -> SumMetric:
     """The expected or the maximum calibration error of the top label."""
-    # One column instead of three is faster.
-    gaps_only = binning == "uniform" and norm == "l1" and not debias
+    if binning == "uniform" and norm == "l1" and not debias:
+        # One column of sums instead of three is faster.
+        gap_rows = partial(_gaps_in_bins, n_bins=n_bins)
+        return SumMetric(gap_rows, lambda sums, n: gap_error(sums[0], n), of_top=True)
 
     def rows(confidence: FloatArray, correct: FloatArray) -> Adder:
-        if gaps_only:
-            bins = uniform_bins(confidence, n_bins)
-            return in_bins(bins, n_bins, correct - confidence)
         return binned_rows(TopLabel(confidence, correct), n_bins, binning)
 
     def value(sums: FloatArray, n: Any) -> FloatArray:
-        if gaps_only:
-            return gap_error(sums[0], n)
         return binned_error(BinSums(*sums), n, norm, debias=debias)
 
     return SumMetric(rows, value, of_top=True, chunked=binning == "uniform")
+
+
+def _gaps_in_bins(confidence: FloatArray, correct: FloatArray, *, n_bins: int) -> Adder:
+    """Sums (1, M) of correct minus confidence, so that correct rows add to them."""
+    return in_bins(uniform_bins(confidence, n_bins), n_bins, correct - confidence)
 
 
 def top_label_error(top: TopLabel, **options: Any) -> float:
