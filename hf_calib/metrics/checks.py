@@ -1,4 +1,4 @@
-"""Checks of the arguments that metrics, calibrators and rules share, and the types of their arrays."""
+"""Checks of the arguments that metrics, calibrators and rules share; types of their arrays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ _SHAPE_WAY_OUT = (
 _FINITE_WAY_OUT = (
     "drop these rows, or find their cause, such as a model that has diverged"
 )
-_RANGE_WAY_OUT = "these look like logits, or like overflow: pass scipy.special.softmax(logits, axis=1)"
+_RANGE_WAY_OUT = (
+    "these look like logits, or like overflow: "
+    "pass scipy.special.softmax(logits, axis=1)"
+)
 _SUM_WAY_OUT = (
     "pass softmax probabilities in float32 or wider, divide rows of rounded numbers by their "
     "sums, or for one sigmoid output p pass np.hstack([1 - p, p]); several independent labels "
@@ -60,12 +63,12 @@ def row_chunks(
 
 
 def row_sum_tolerance(n_classes: int) -> float:
-    """How far from 1 the sum of a distribution may be, as in float16 or with three decimals in a file."""
+    """How far from 1 the sum of a distribution may be, as in float16 or with three decimals."""
     return float(np.clip(_ROUNDED * n_classes, *_SUM_TOLERANCES)) + _FLOAT_NOISE
 
 
 def as_array(argument: str, values: ArrayLike) -> NDArray[Any]:
-    """Return values as a numpy array; a torch tensor, known by its methods, is detached and moved to the CPU."""
+    """Return values as a numpy array; a torch tensor, known by its methods, is moved to the CPU."""
     if np.ma.is_masked(values):
         got = f"{np.ma.count_masked(values)} masked of {np.size(values)}"
         way_out = "drop the masked rows first"
@@ -103,7 +106,7 @@ def check_type(holds: bool, requirement: str, got: object, way_out: str) -> None
 
 
 def check_names(argument: str, names: object) -> None:
-    """Raise for names that are not in a list; a text would be split into its letters. None is no names."""
+    """Raise for names that are not in a list: a text would be split into its letters."""
     is_list = isinstance(names, Iterable)
     is_list = is_list and not isinstance(names, str | bytes | Mapping | Set)
     way_out = "write ['first', 'second']"
@@ -178,7 +181,7 @@ def check_draws(
     *,
     seed_name: str = "seed",
 ) -> np.random.Generator:
-    """Check the number of resamples and return the generator; a seed has at most 128 bits, as in `numpy.random`."""
+    """Check the arguments of resamples and return the generator; a seed has at most 128 bits."""
     check_integer("n_resamples", n_resamples, 1, "1000 is usual", most=1_000_000)
     check_share("confidence_level", confidence_level, "use 0.95 for a 95% interval")
     way_out = f"{seed_name}=0 is the default"
@@ -202,13 +205,13 @@ def check_flag(argument: str, value: Any) -> None:
 
 
 class RowError(InputValueError):
-    """A row that is no distribution, or has no valid label or weight: its number and the message of `expected`."""
+    """The number of a row that has no valid probabilities, label or weight, and the message."""
 
     def __str__(self) -> str:
         return self._of_row(0, "")
 
     def at(self, place: str, first: int) -> InputValueError:
-        """Return the error with the row number of a file in which the rows of this array start at `first`."""
+        """Return the error of a file in which the rows of this array start at `first`."""
         return InputValueError(self._of_row(first, f" of {place}"))
 
     def _of_row(self, first: int, where: str) -> str:
@@ -264,7 +267,7 @@ def check_probs_and_labels(
 def check_probs_and_any_labels(
     probs: ArrayLike, labels: ArrayLike
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return probs (N, C) and labels: (N,) int64, or soft labels (N, C) float64 if they are a float matrix."""
+    """Return probs (N, C) and labels: (N,) int64, or (N, C) float64 if they are a float matrix."""
     checked = check_probs(probs)
     targets = as_array("labels", labels)
     if targets.ndim == 2 and targets.dtype.kind == "f":
@@ -275,7 +278,7 @@ def check_probs_and_any_labels(
 def check_soft_labels(
     soft_labels: ArrayLike, shape: tuple[int, ...], *, argument: str = "soft_labels"
 ) -> FloatArray:
-    """Return soft labels (N, C) as float64; raise unless they are shares with this number of rows and classes."""
+    """Return soft labels (N, C) as float64; raise unless they are shares of this shape."""
     array = as_array(argument, soft_labels)
     way_out = "pass a share for each example and class, in their order"
     check_shape(argument, array, shape, way_out)
@@ -287,7 +290,7 @@ def check_soft_labels(
 def check_probs(
     probs: ArrayLike, *, argument: str = "probs", way_out: str = ""
 ) -> NDArray[Any]:
-    """Return distributions (N, C) in their own float dtype, for sums in float64; they are checked in one pass."""
+    """Return distributions (N, C) in their own float dtype; they are checked in one pass."""
     rows = as_array(argument, probs)
     requirement = f"{argument} to hold at least one value, in shape (N, C)"
     are_rows = rows.ndim == 2 and rows.size > 0
@@ -302,8 +305,9 @@ def check_probs(
 def _check_distributions(
     rows: NDArray[Any], argument: str, way_out: str, first: int
 ) -> None:
-    """Raise for the first of a chunk of rows that is no distribution, in one pass if there is none."""
-    # Narrow floats have no fast matrix product, and float32 sums are accurate enough for the tolerance.
+    """Raise for the first row of a chunk that is no distribution; one pass if there is none."""
+    # Narrow floats have no fast matrix product, and float32 sums are accurate enough for the
+    # tolerance.
     wide = rows.astype(np.promote_types(rows.dtype, np.float32), copy=False)
     n_classes = wide.shape[1]
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Entities of tagged sentences: F1, precision and recall, and the calibration of their confidences."""
+"""Entities of tagged sentences: F1, precision, recall and the calibration of confidences."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ Span = tuple[str, int, int]
 class Entities:
     """The K entities that a model predicts in S sentences, returned by `find_entities`.
 
-    An entity has a span (type, first row, last row), the product and the minimum of the probabilities of its tokens'
-    tags, `correct` (1 if a true entity has the same span, otherwise 0), and the index of its sentence. `n_true` (S,) is
-    the number of true entities of each sentence.
+    An entity has a span (type, first row, last row), the product and the minimum of the
+    probabilities of its tokens' tags, `correct` (1 if a true entity has the same span, otherwise
+    0), and the index of its sentence. `n_true` (S,) is the number of true entities of each
+    sentence.
     """
 
     spans: tuple[Span, ...]
@@ -58,8 +59,9 @@ def find_entities(
 ) -> Entities:
     """Find the entities that a token classifier predicts, with their confidences and correctness.
 
-    Spans are those of conlleval and seqeval: an I- tag that continues no entity begins one. The confidences are the
-    product of the probabilities of an entity's predicted tags, as if they were independent, and the minimum.
+    Spans are those of conlleval and seqeval: an I- tag that continues no entity begins one. The
+    confidences are the product of the probabilities of an entity's predicted tags, as if they were
+    independent, and the minimum.
 
     Args:
         probs: (N, C) float, the tokens that count, in the order of the sentences.
@@ -101,7 +103,7 @@ def find_entities(
 
 
 def _sentence_begins(sentences: ArrayLike, n_tokens: int) -> NDArray[np.bool_]:
-    """The mask (N,) of the first tokens; raise unless the tokens of a sentence follow each other."""
+    """The mask (N,) of the first tokens; raise unless those of a sentence follow each other."""
     numbers = checks.as_array("sentences", sentences)
     way_out = "pass the number of its sentence for each token"
     checks.check_shape("sentences", numbers, (n_tokens,), way_out)
@@ -134,7 +136,7 @@ def _check_tags(tag_names: Sequence[str], n_classes: int) -> None:
 def _spans(
     tags: IntArray, tag_names: Sequence[str], begins: NDArray[np.bool_]
 ) -> list[Span]:
-    """The entities of the tags (N,), in their order; `begins` (N,) marks the first row of a sentence."""
+    """The entities of the tags (N,), in order; `begins` (N,) marks the first row of a sentence."""
     kinds = np.array([name[2:] for name in tag_names])[tags]
     goes_on = np.array([name.startswith("I") for name in tag_names])[tags]
     goes_on &= (kinds == np.roll(kinds, 1)) & ~begins
@@ -154,13 +156,15 @@ def entity_scores(
     confidence_level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """F1, precision and recall of entities, with intervals, and the calibration error of their confidences.
+    """F1, precision and recall of entities with intervals, and their calibration error.
 
-    A missed entity has no confidence, so read the recall together with the error. The bootstrap draws sentences.
+    A missed entity has no confidence, so read the recall together with the error. The bootstrap
+    draws sentences.
 
     Returns:
-        "f1", "precision" and "recall" (micro averages; 0 if the denominator is 0), and "ece_product" and "ece_minimum",
-        which have no interval, because resamples add noise to them, and are NaN without an entity.
+        "f1", "precision" and "recall" (micro averages; 0 if the denominator is 0), and
+        "ece_product" and "ece_minimum", which have no interval, because resamples add noise to
+        them, and are NaN without an entity.
 
     >>> probs = [[0.1, 0.9, 0.0], [0.2, 0.0, 0.8], [0.1, 0.6, 0.3]]
     >>> found = find_entities(probs, [1, 2, 0], [0, 0, 1], tag_names=["O", "B-person", "I-person"])

@@ -1,8 +1,8 @@
-"""Intervals and tests: the bootstrap, the consistency test, and the interval of the ECE by test inversion.
+"""Intervals and tests: bootstrap, consistency test, interval of the ECE by test inversion.
 
-Named options, such as ``n_bins=10``, are passed to the metric; an option that has the name of an argument here must be
-bound by ``functools.partial``. A new metric is a function of probs and labels and a row of `METRICS`, whose name is
-then known here, in reports and in studies.
+Named options, such as ``n_bins=10``, are passed to the metric; an option that has the name of an
+argument here must be bound by ``functools.partial``. A new metric is a function of probs and labels
+and a row of `METRICS`, whose name is then known here, in reports and in studies.
 """
 
 from __future__ import annotations
@@ -96,17 +96,19 @@ def bootstrap_interval(
 ) -> Interval:
     r"""Bootstrap confidence interval of a metric: the spread over resamples of the examples.
 
-    It shows how uncertain a reported number is; `consistency_test` tests whether the number may be due to chance. For
-    the ECE use `calibration_error_interval`: noise makes the ECE larger, and each resample adds noise again, so that
-    the interval here may exclude the value. In that case a warning is given.
+    It shows how uncertain a reported number is; `consistency_test` tests whether the number may be
+    due to chance. For the ECE use `calibration_error_interval`: noise makes the ECE larger, and
+    each resample adds noise again, so that the interval here may exclude the value. In that case a
+    warning is given.
 
     Args:
-        metric: the name of a metric of probs and labels, or a function ``metric(probs, labels, **options) -> float``.
-            `kde_calibration_error` is not supported, because copies of an example would count as neighbours.
+        metric: the name of a metric of probs and labels, or a function ``metric(probs, labels,
+            **options) -> float``. `kde_calibration_error` is not supported, because copies of an
+            example would count as neighbours.
 
     Returns:
-        ``Interval(value, low, high)``; the ends are quantiles of the resamples (Efron and Tibshirani 1993, 13.3), and
-        None for one example.
+        ``Interval(value, low, high)``; the ends are quantiles of the resamples (Efron and
+        Tibshirani 1993, 13.3), and None for one example.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
     >>> bootstrap_interval("accuracy", probs, [0, 1, 1, 0])
@@ -148,7 +150,7 @@ def resampled_metrics(
     seed: int,
     groups: IntArray | None = None,
 ) -> list[FloatArray]:
-    """Each metric (B,) for B resamples of the rows, which are the same for any other N probs; see `draw_counts`."""
+    """Each metric (B,) for B resamples of the rows, the same for any N probs; see `draw_counts`."""
     evaluate = [
         _of_counts(find_metric(name), probs, labels, options) for name, options in asked
     ]
@@ -209,7 +211,7 @@ def _finite_value(
 
 
 def _check_options(function: MetricFunction, options: dict[str, Any]) -> None:
-    """Raise for weights, which would not be drawn with their rows, and for options that no metric here has."""
+    """Raise for weights, which would not be drawn with their rows, and for unknown options."""
     requirement = "a metric of resamples to be without sample_weight"
     way_out = "calibration_report has intervals of weighted rows"
     check_type("sample_weight" not in options, requirement, "weights", way_out)
@@ -231,7 +233,7 @@ def _check_resamples(draws: FloatArray) -> FloatArray:
 
 
 class ConsistencyTest(NamedTuple):
-    """A metric's value, its p-value if the model is calibrated, and its mean if the model is calibrated."""
+    """A metric's value, and its p-value and mean if the model is calibrated."""
 
     value: float
     p_value: float
@@ -249,8 +251,9 @@ def consistency_test(
 ) -> ConsistencyTest:
     r"""Test of the hypothesis that the model is calibrated and its error is due to chance.
 
-    A calibrated model also has an error above 0; labels drawn from the probabilities show how large it is. A small
-    p-value means that the model is not calibrated; a large p-value means that these rows do not show it.
+    A calibrated model also has an error above 0; labels drawn from the probabilities show how large
+    it is. A small p-value means that the model is not calibrated; a large p-value means that these
+    rows do not show it.
 
     $$\tilde y_i^{(b)} \sim p_i, \qquad
     p = \frac{1 + \#\{b : \theta(P, \tilde y^{(b)}) \ge \theta(P, y)\}}{1 + B}$$
@@ -261,7 +264,8 @@ def consistency_test(
         n_resamples: B, the number of draws of labels.
 
     Returns:
-        ``ConsistencyTest(value, p_value, expected)``. (Bröcker and Smith 2007; as a test Vaicenavicius et al. 2019.)
+        ``ConsistencyTest(value, p_value, expected)``. (Bröcker and Smith 2007; as a test
+        Vaicenavicius et al. 2019.)
 
     >>> top = np.random.default_rng(0).uniform(0.7, 1.0, 2000)
     >>> result = consistency_test(np.stack([top, 1 - top], axis=1), np.repeat([0, 0, 0, 1], 500))
@@ -367,7 +371,7 @@ def _tested(value: float, errors: FloatArray) -> ConsistencyTest:
 def consistency_of_bins(
     bins: BinSums, *, n_effective: float, n_resamples: int, seed: int
 ) -> ConsistencyTest:
-    """The test of the ECE from the sums (M,) of bins; the n_effective rows of a bin get its mean confidence."""
+    """The test from the sums (M,) of bins; n_effective rows get the mean confidence of theirs."""
     found = Populations(bins)
     sizes = np.maximum(1, np.rint(found.shares * n_effective)).astype(np.int64)
     rng = np.random.default_rng(seed)
@@ -388,10 +392,11 @@ def calibration_error_interval(
 ) -> Interval:
     r"""Confidence interval of the expected calibration error of the top label, by test inversion.
 
-    An error $\theta$ is in the interval if samples of the likeliest population with this error often have an ECE T that
-    is as small, and as large, as the ECE t of the data:
+    An error $\theta$ is in the interval if samples of the likeliest population with this error
+    often have an ECE T that is as small, and as large, as the ECE t of the data:
 
-    $$\{\theta : P_\theta(T \le t) > \tfrac{\alpha}{2} \text{ and } P_\theta(T \ge t) > \tfrac{\alpha}{2}\}$$
+    $$\{\theta : P_\theta(T \le t) > \tfrac{\alpha}{2}
+    \text{ and } P_\theta(T \ge t) > \tfrac{\alpha}{2}\}$$
 
     Args:
         labels: (N,) int in [0, C).
@@ -399,8 +404,9 @@ def calibration_error_interval(
         n_resamples: number of samples drawn at each error that is tried.
 
     Returns:
-        ``Interval(value, low, high)``: the ECE of the data, which may be above the interval because of noise. ``low``
-        is 0 if chance alone explains the ECE. (Efron and Tibshirani 1993, 12.3; DiCiccio and Romano 1990.)
+        ``Interval(value, low, high)``: the ECE of the data, which may be above the interval because
+        of noise. ``low`` is 0 if chance alone explains the ECE. (Efron and Tibshirani 1993, 12.3;
+        DiCiccio and Romano 1990.)
 
     >>> top = np.random.default_rng(0).uniform(0.5, 1.0, 2000)
     >>> labels = np.random.default_rng(1).random(2000) >= top
@@ -420,7 +426,7 @@ def calibration_error_interval(
 
 
 class Populations:
-    r"""The likeliest populations with a given error: all gaps of the data's bins (M,) are reduced or increased.
+    r"""The likeliest populations with a given error: all gaps of bins (M,) shrink or grow.
 
     $$|g_m(\lambda)| = \max(0, |g_m| - \lambda C_m (1 - C_m)), \qquad
     \theta(\lambda) = \sum_m \frac{|B_m|}{N} |g_m(\lambda)|$$
@@ -490,7 +496,7 @@ def interval_of_bins(
 
 
 def _crossing(of: Populations, holds: Callable[[float], Any]) -> float:
-    """The largest shrinkage at which the condition holds, as it does below; the least if it never holds."""
+    """The largest shrinkage at which the condition holds, as it does below; or the least."""
     most = of.most
     least = of.least
     if holds(most):

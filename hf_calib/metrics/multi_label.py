@@ -1,4 +1,4 @@
-"""Metrics of several labels per row, each a problem with two outcomes, for resamples of the rows."""
+"""Metrics of several labels per row, each a problem with two outcomes, for resamples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNKNOWN = -100  # An unknown label, whose decision is left out.
 
 
 class Decisions(NamedTuple):
-    """Checked probabilities (N, C) float64, their labels (N, C) bool, and the mask (N, C) bool of known labels."""
+    """Probabilities (N, C), their labels (N, C) bool, and the mask (N, C) of known labels."""
 
     probs: FloatArray
     true: NDArray[np.bool_]
@@ -108,11 +108,11 @@ class LabelMetrics:
             self._ranked.append(ranked)
 
     def sums(self, counts: FloatArray) -> FloatArray:
-        """Sums (5, C, M) in the bins of each label: decisions, gaps, true decisions, squared errors and nats."""
+        """Sums (5, C, M) in bins: decisions, gaps, true decisions, squared errors and nats."""
         return self._add(counts[self._rows]).reshape(self._shape)
 
     def evaluate(self, counts: NDArray[Any]) -> dict[str, FloatArray]:
-        """Each metric (R, C + 1) for counts (R, N) of the rows; the last column is all decisions; NaN if undefined."""
+        """Each metric (R, C + 1) for counts (R, N) of rows, at last of all decisions; or NaN."""
         found = [self._of_sample(each.astype(np.float64)) for each in counts]
         return {name: np.stack([each[name] for each in found]) for name in found[0]}
 
@@ -134,7 +134,7 @@ class LabelMetrics:
 
 
 def macro(by_label: Mapping[str, NDArray[Any]]) -> dict[str, FloatArray]:
-    """The mean (R,) of each metric (R, C + 1) over the labels for which it is defined; NaN if there is none."""
+    """The mean (R,) of each metric (R, C + 1) over the labels that have it; NaN if none has."""
     means = {}
     for name, values in by_label.items():
         of_labels = values[:, :-1]

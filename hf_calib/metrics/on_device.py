@@ -1,6 +1,7 @@
 """The sums of a `CalibrationState` for logits on a device, and sums over processes.
 
-This module needs torch. `LogitSums.add` never waits for the device: predictions that do not count stay, with weight 0.
+This module needs torch. `LogitSums.add` never waits for the device: predictions that do not count
+stay, with weight 0.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def check_batch(
 
 
 class _Softmax(NamedTuple):
-    """The probabilities (R, C) of rows of logits, and of each row (R, 1) what belongs to its largest logit."""
+    """The probabilities (R, C) of logits, and what belongs to the largest of each row (R, 1)."""
 
     probs: Tensor
     largest: Tensor
@@ -82,12 +83,13 @@ class LogitSums:
             name: torch.from_numpy(each).to(self._device) for name, each in sums.items()
         }
         self._by_class = "class_bins" in sums
-        # The numbers of rows, of those that are not finite, of invalid indices, of invalid 0/1 labels, and
-        # of rows of soft labels that are not shares.
+        # The numbers of rows, of those that are not finite, of invalid indices, of invalid 0/1
+        # labels, and of rows of soft labels that are not shares.
         self._counts = torch.zeros(5, dtype=torch.float64, device=self._device)
         self._confidences: list[Tensor] = []
         self._correct: list[Tensor] = []
-        # With edges rounded to float32, every float32 value is in the same bin as with float64 edges.
+        # With edges rounded to float32, every float32 value is in the same bin as with float64
+        # edges.
         interior = torch.from_numpy(uniform_edges(n_bins)[1:-1])
         self._edges = {
             dtype: interior.to(self._device, dtype)
@@ -121,7 +123,7 @@ class LogitSums:
                 self._counts[2] += (is_given & ~used).sum()
 
     def fetch(self) -> tuple[dict[str, FloatArray], FloatArray, TopLabel]:
-        """Wait for the device; return the sums, the counts (5,) and the top labels that are used."""
+        """Wait for the device; return the sums, the counts (5,) and the top labels used."""
         sums = {name: each.cpu().numpy() for name, each in self._sums.items()}
         # No row has a weight other than 1.
         sums["bins"][0] = sums["bins"][1]
@@ -153,7 +155,7 @@ class LogitSums:
         return used
 
     def _add_shares(self, logits: Tensor, shares: Tensor) -> Tensor:
-        """Add one prediction per row of logits (R, C); return whether its labels (R, C) are shares."""
+        """Add one prediction per row of logits (R, C); return whether labels (R, C) are shares."""
         wide = shares.double()
         sums = wide.sum(dim=1, keepdim=True)
         used = (sums - 1).abs() <= _SUM_TOLERANCE
@@ -188,7 +190,7 @@ class LogitSums:
         return used
 
     def _add_classes(self, probs: Tensor, used: Tensor) -> Tensor:
-        """Add the probabilities (R, C) of every class that is used; return the slots (R, C) of their bins."""
+        """Add the probabilities (R, C) of every class; return the slots (R, C) of their bins."""
         first_slots = torch.arange(probs.shape[1], device=probs.device) * self._n_bins
         slots = torch.bucketize(probs, self._edges[probs.dtype]) + first_slots
         rows, probabilities, _ = self._sums["class_bins"]

@@ -1,14 +1,14 @@
 """Whether rows can have the sums of a state, which come from others as bytes.
 
-Sums w x of values x in [a, b], with weights w >= 0 of the sum W, lie between a W and b W. The sum of
-squares, w x^2, is least if all values are the same, and largest if each is a or b, because
-(x - a)(b - x) >= 0:
+Sums w x of values x in [a, b], with weights w >= 0 of the sum W, lie between a W and b W. The sum
+of squares, w x^2, is least if all values are the same, and largest if each is a or b, because (x -
+a)(b - x) >= 0:
 
     S^2 / W  <=  sum w x^2  <=  (a + b) S - a b W,    S = sum w x.
 
-The NLL is convex in the probability of the label, which is at most the confidence. So its mean is at
-least -log of the mean confidence. The Brier score of a row is at least the square of its gap, the
-confidence minus the correctness, which is one of the differences that it adds up.
+The NLL is convex in the probability of the label, which is at most the confidence. So its mean is
+at least -log of the mean confidence. The Brier score of a row is at least the square of its gap,
+the confidence minus the correctness, which is one of the differences that it adds up.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ OOD_SCORES = {
 # The fraction of in-distribution inputs accepted, at which the false positive rate is read.
 ACCEPTED = 0.95
 
-# Uncertainties (N,) of rows (N, C), which are sorted so that the order of the classes breaks no tie.
+# Uncertainties (N,) of rows (N, C), which are sorted so that the order of the classes breaks no
+# tie.
 _OF_LOGITS: dict[str, Callable[[FloatArray], FloatArray]] = {
     # The log-odds against the top class, because probabilities near 1 hardly differ.
     "max_probability": lambda rows: logsumexp(rows[:, :-1] - rows[:, -1:], axis=1),
@@ -56,12 +57,14 @@ class RiskCoverage(NamedTuple):
 def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""Area under the risk-coverage curve (AURC): the error rate averaged over all coverages.
 
-    Use it for a classifier that may abstain. A calibrator that keeps the order of the confidences does not change it.
-    Confidences that are equal up to the rounding of float32, in p and in 1 - p, share their errors evenly.
+    Use it for a classifier that may abstain. A calibrator that keeps the order of the confidences
+    does not change it. Confidences that are equal up to the rounding of float32, in p and in 1 - p,
+    share their errors evenly.
 
     $$\frac{1}{N} \sum_{k=1}^{N} \frac{\text{errors among the } k \text{ most confident}}{k}$$
 
-    (Geifman, Uziel and El-Yaniv 2019, Bias-reduced uncertainty estimation for deep neural classifiers.)
+    (Geifman, Uziel and El-Yaniv 2019, Bias-reduced uncertainty estimation for deep neural
+    classifiers.)
 
     >>> area_under_risk_coverage([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], [0, 0, 0, 1])
     0.14583333333333331
@@ -78,8 +81,8 @@ def mean_risk(top: TopLabel) -> float:
 def area_of(ranked: FloatArray) -> float:
     """The AURC of rows of which some count as tied.
 
-    `ranked` (3, K) are the numbers of rows with each of K confidences, the least first, the sums of these confidences,
-    and the numbers of correct rows.
+    `ranked` (3, K) are the numbers of rows with each of K confidences, the least first, the sums of
+    these confidences, and the numbers of correct rows.
     """
     falling = ranked[:, ::-1]
     counts, _, right = falling[:, falling[0] > 0]
@@ -94,10 +97,11 @@ def area_of(ranked: FloatArray) -> float:
 
 
 def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCoverage:
-    """The error rate among the k most confident predictions, for every k; `area_under_risk_coverage` is its mean.
+    """The error rate among the k most confident predictions, for every k; the AURC is its mean.
 
     Args:
-        confidences: (N,) float of any range; only the order counts. Equal confidences share their errors evenly.
+        confidences: (N,) float of any range; only the order counts. Equal confidences share their
+            errors evenly.
         correct: (N,) of 0 and 1, or bool; fractions for soft labels.
 
     >>> risk_coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]).risk.round(3)
@@ -140,7 +144,7 @@ Tally = Callable[[NDArray[Any]], tuple[FloatArray, FloatArray]]
 
 
 def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
-    """The numbers (K + 1,) of false and true rows with the 0 to K largest different scores, for counts (N,) of rows."""
+    """The numbers (K + 1,) of false and true rows of the 0 to K largest scores, by counts (N,)."""
     different, places = np.unique(-scores, return_inverse=True)
     n_slots = len(different) + 1
     slots = n_slots * true + 1 + places
@@ -154,7 +158,7 @@ def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
 
 
 def area_under_roc(false: FloatArray, true: FloatArray) -> float:
-    """The probability that a true row is before a false one, where a tie counts half; NaN if either is missing."""
+    """The probability that a true row is before a false one, a tie counting half; or NaN."""
     n_pairs = false[-1] * true[-1]
     if n_pairs == 0:
         return np.nan
@@ -173,7 +177,7 @@ def average_precision(false: FloatArray, true: FloatArray) -> float:
 
 
 class OodDetection(NamedTuple):
-    """The AUROC, and the fraction of OOD inputs that is accepted if 95% of in-distribution inputs are."""
+    """The AUROC, and the fraction of OOD inputs accepted if 95% of in-distribution inputs are."""
 
     auroc: Interval
     fpr95: Interval
@@ -182,17 +186,19 @@ class OodDetection(NamedTuple):
 def ood_auroc(
     probs_in: ArrayLike, probs_out: ArrayLike, *, score: str = "entropy"
 ) -> float:
-    r"""AUROC of out-of-distribution (OOD) detection: how well uncertainty separates OOD inputs from the test set.
+    r"""AUROC of out-of-distribution (OOD) detection: how well uncertainty separates OOD inputs.
 
-    The value is $P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in})$. `ood_detection` accepts
-    logits and has intervals.
+    The value is $P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in})$.
+    `ood_detection` accepts logits and has intervals.
 
     Args:
         probs_in: (N, C) float, the model's test set; probs_out: (N', C) float, OOD inputs.
-        score: the uncertainty u: "entropy" as in the papers, or "max_probability", which counts negatively.
+        score: the uncertainty u: "entropy" as in the papers, or "max_probability", which counts
+            negatively.
 
     References:
-        Hendrycks and Gimpel 2017 (max probability); Ghosh et al. 2022, "AdaFocal", appendix K (entropy).
+        Hendrycks and Gimpel 2017 (max probability); Ghosh et al. 2022, "AdaFocal", appendix K
+        (entropy).
 
     >>> ood_auroc([[0.9, 0.1], [0.4, 0.6]], [[0.5, 0.5], [0.6, 0.4]])
     0.875
@@ -213,16 +219,19 @@ def ood_detection(
     confidence_level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, OodDetection]:
-    r"""AUROC and false positive rate of out-of-distribution (OOD) detection by scores of logits, with intervals.
+    r"""AUROC and false positive rate of out-of-distribution (OOD) detection, with intervals.
 
-    An input is flagged if its score is above a threshold. "max_probability", "entropy", "max_logit" and "energy" are
+    An input is flagged if its score is above a threshold. "max_probability", "entropy", "max_logit"
+    and "energy" are
 
     $$-\max_c p_c, \quad -\sum_c p_c \log p_c, \quad -\max_c z_c, \quad -\log \sum_c e^{z_c}$$
 
     Args:
-        logits_in: (N, C) float, the model's test set; logits_out: (N', C) float, OOD inputs. Both are resampled.
-        scores: names of scores; the first two are also valid for logarithms of probabilities. (Hendrycks and Gimpel
-            2017; Hendrycks et al. 2022, maximum logit; Liu et al. 2020, energy.)
+        logits_in: (N, C) float, the model's test set; logits_out: (N', C) float, OOD inputs. Both
+            are resampled.
+        scores: names of scores; the first two are also valid for logarithms of probabilities.
+            (Hendrycks and Gimpel 2017; Hendrycks et al. 2022, maximum logit; Liu et al. 2020,
+            energy.)
 
     >>> found = ood_detection([[4.0, 0.0], [0.0, 2.0]], [[0.5, 0.0], [0.0, 3.0]], scores=["energy"])
     >>> found["energy"].auroc.value
@@ -280,7 +289,7 @@ def _tallies(
     outside: NDArray[Any],
     scores: list[Callable[[FloatArray], FloatArray]],
 ) -> list[Tally]:
-    """The tallies for each uncertainty of rows (N, C) and (N', C), where OOD rows are the true ones."""
+    """The tally of each uncertainty of rows (N, C) and (N', C), of which the second are true."""
     check(
         outside.shape[1] == inside.shape[1],
         f"{kind}_out to have {inside.shape[1]} columns",
@@ -298,7 +307,7 @@ def _tallies(
 
 
 def _rates_of(tallies: list[Tally], counts: NDArray[Any]) -> list[tuple[float, float]]:
-    """For each score, the AUROC and the fraction of OOD rows accepted if `ACCEPTED` of the others are."""
+    """The AUROC of each score, and the OOD rows accepted if `ACCEPTED` of the others are."""
     found = []
     for tallied in tallies:
         false, true = tallied(counts)

@@ -1,4 +1,4 @@
-"""Calibration metrics of any number of rows, from float64 sums that are updated, merged, sent and read."""
+"""Calibration metrics of any number of rows, from sums that are updated, merged and sent."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _MOST_SUMS = 2**27
 # With so few classes, most probabilities are above the first bin, and are not searched for.
 _FEW_CLASSES = 3
 
-# Confidences are counted in cells, within which 1 - p varies by a factor of 1 + 2^-12, because many are near 1. A cell
-# has the first 12 of the 52 bits of the fraction, in each of the 24 halvings of 1 - p down to float32's resolution, and
-# the first 8 in the 29 further halvings down to float64's.
+# Confidences are counted in cells, within which 1 - p varies by a factor of 1 + 2^-12, because many
+# are near 1. A cell has the first 12 of the 52 bits of the fraction, in each of the 24 halvings of
+# 1 - p down to float32's resolution, and the first 8 in the 29 further halvings down to float64's.
 _CELL_BITS, _OCTAVES = 12, 24
 _DEEP_BITS, _DEEP_OCTAVES = 8, 29
 _N_FINE = _OCTAVES << _CELL_BITS
@@ -57,7 +57,8 @@ N_CELLS = _N_FINE + (_DEEP_OCTAVES << _DEEP_BITS)
 
 _NO_ROWS = TopLabel(np.empty(0), np.empty(0))
 
-# The metrics that an evaluation logs, by key, such as eval_ece, and eval_ece_calibrated with the calibrator.
+# The metrics that an evaluation logs, by key, such as eval_ece, and eval_ece_calibrated with the
+# calibrator.
 LOGGED_METRICS = {
     "accuracy": "Accuracy",
     "nll": "Negative log-likelihood (nats)",
@@ -74,12 +75,12 @@ _TURNED_AROUND = {"neg", "negative", "negated", "minus", "inv", "inverse", "inve
 
 
 def is_turned_around(log_key: str) -> bool:
-    """Whether a log key, such as eval_neg_nll, names a metric with the other sign, or its inverse."""
+    """Whether a log key, such as eval_neg_nll, names a negative or inverse metric."""
     return not _TURNED_AROUND.isdisjoint(log_key.lower().split("_"))
 
 
 def lower_is_better(log_key: str) -> bool:
-    """Whether a log key, such as eval_ece_calibrated, names one of these metrics and smaller is better."""
+    """Whether a log key, such as eval_ece_calibrated, names a metric that should be small."""
     name = "_" + log_key.removesuffix("_calibrated")
     errors = [f"_{key}" for key in LOGGED_METRICS if key != "accuracy"]
     return name.endswith(tuple(errors)) and not is_turned_around(name)
@@ -124,7 +125,7 @@ class ScoredChunk(NamedTuple):
 def score_chunks(
     probs: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any] | None
 ) -> Iterator[ScoredChunk]:
-    """Score checked rows in chunks, which is fastest if columns of probs are contiguous (order F)."""
+    """Score checked rows in chunks; fastest if columns of probs are contiguous (order F)."""
     for part in checks.row_chunks(len(probs), max(4, probs.shape[1])):
         columns = np.ascontiguousarray(probs[part].T)
         confidence, predicted = winners(columns.T)
@@ -183,7 +184,8 @@ class GroupSums(NamedTuple):
 
     # (5, G, M): rows, weights, confidences, their squares, correct rows.
     bins: FloatArray
-    # (7, G): squared weights; then NLL, Brier score and confidence minus correct, each with squares.
+    # (7, G): squared weights; then NLL, Brier score and confidence minus correct, each with
+    # squares.
     scores: FloatArray
 
     @classmethod
@@ -208,7 +210,7 @@ class GroupSums(NamedTuple):
         return BinSums(*self.bins[[1, 2, 4]])
 
     def effective_rows(self) -> FloatArray:
-        """The numbers of rows (G,); for rows with weights, the effective sample sizes (Kish 1965)."""
+        """The numbers of rows (G,) or, with weights, the effective sample sizes (Kish 1965)."""
         mass = self.bins[1].sum(axis=1)
         return _quotient(mass**2, self.scores[0], 0.0)
 
@@ -218,7 +220,7 @@ class GroupSums(NamedTuple):
         return GroupSums(bins, self.scores.sum(axis=1, keepdims=True))
 
     def mean(self, name: str) -> tuple[FloatArray, FloatArray]:
-        """The mean (G,) of "nll", "brier", "gap" (confidence minus correct) or "accuracy", and its standard error."""
+        """The mean (G,) of "nll", "brier", "gap" or "accuracy", and its standard error."""
         mass = self.bins[1].sum(axis=1)
         if name == "accuracy":
             # The square of 0 or 1 is the same.
@@ -239,7 +241,7 @@ def _quotient(sums: FloatArray, divisors: FloatArray, otherwise: float) -> Float
 
 
 def cells_of(confidence: FloatArray) -> IntArray:
-    """The cell, 0 to `N_CELLS` - 1, of each confidence (n,), float64; cells rise with the confidence."""
+    """The cell, 0 to `N_CELLS` - 1, of each confidence (n,); cells rise with confidence."""
     least = 2.0 ** -(_OCTAVES + _DEEP_OCTAVES)
     bits = np.clip(1.0 - confidence, least, 1 - 2.0**-53).view(np.int64)
     cells = (1023 << _CELL_BITS) - 1 - (bits >> (52 - _CELL_BITS))
@@ -261,7 +263,7 @@ def _cell_edges() -> FloatArray:
 def _sum_shapes(
     n_classes: int, n_bins: int, *, by_class: bool
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of the sums of a state, except for its cells; `by_class` decides about sums of classes."""
+    """The shapes of the sums of a state, except for its cells, with or without classes."""
     # As in `GroupSums`: bins by predicted class, and scores of all rows.
     shapes: dict[str, tuple[int, ...]] = {
         "bins": (5, n_classes if by_class else 1, n_bins),
@@ -289,21 +291,24 @@ def _check_size(n_classes: Any, n_bins: Any, by_class: Any, most: int) -> None:
 
 
 class CalibrationState:
-    r"""Calibration metrics from sums that can be merged, for rows in batches, shards, processes or workers.
+    r"""Calibration metrics from sums that can be merged, for rows in batches or processes.
 
-    Use it if the rows do not fit in memory. It needs only numpy, so any engine can run it: make a state for each part,
-    `merge` them, and `compute` the metrics, which equal those of the functions of `hf_calib.metrics` for all rows, up
-    to rounding. `update_logits` adds tensors on any device; the sums stay there until they are read.
+    Use it if the rows do not fit in memory. It needs only numpy, so any engine can run it: make a
+    state for each part, `merge` them, and `compute` the metrics, which equal those of the functions
+    of `hf_calib.metrics` for all rows, up to rounding. `update_logits` adds tensors on any device;
+    the sums stay there until they are read.
 
     Args:
         n_classes: number of classes C.
-        by_class: whether to keep sums of each class, for the classwise ECE; pass False for a large vocabulary.
+        by_class: whether to keep sums of each class, for the classwise ECE; pass False for a large
+            vocabulary.
 
     Notes:
-        A state has O(C M) sums, and counts of rows in 105,728 cells of the confidence p, within which $1 - p$ varies by
-        a factor of at most $1 + 2^{-12}$, or $1 + 2^{-8}$ if it is below $2^{-24}$. Equal-mass bins are computed from
-        these cells, and are close to those of the rows. The rows of `update_logits` have two numbers each until they
-        are merged or sent, so their adaptive ECE is exact.
+        A state has O(C M) sums, and counts of rows in 105,728 cells of the confidence p, within
+        which $1 - p$ varies by a factor of at most $1 + 2^{-12}$, or $1 + 2^{-8}$ if it is below
+        $2^{-24}$. Equal-mass bins are computed from these cells, and are close to those of the
+        rows. The rows of `update_logits` have two numbers each until they are merged or sent, so
+        their adaptive ECE is exact.
 
     >>> state = CalibrationState(n_classes=2)
     >>> state.update(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0]))
@@ -323,8 +328,8 @@ class CalibrationState:
         self.by_class = bool(by_class)
         self._sums = self._empty_sums()
         self._sums["cells"] = np.zeros((3, N_CELLS))
-        # The numbers of rows of logits, of those that are not finite, of invalid indices, of invalid 0/1 labels, and of
-        # invalid soft labels.
+        # The numbers of rows of logits, of those that are not finite, of invalid indices, of
+        # invalid 0/1 labels, and of invalid soft labels.
         self._counts = np.zeros(5)
         self._on_device: LogitSums | None = None
         # The rows of logits that have been read, which are in the sums but not yet in their cells.
@@ -337,7 +342,7 @@ class CalibrationState:
 
     @property
     def sums(self) -> dict[str, FloatArray]:
-        """The sums by name, except that rows of logits are missing in the cells; waits for their device."""
+        """The sums by name, without the rows of logits in the cells; waits for their device."""
         self._read_device()
         return self._sums
 
@@ -354,13 +359,13 @@ class CalibrationState:
 
     @property
     def top_label_rows(self) -> TopLabel:
-        """The confidences (N,) of the predictions of `update_logits`, and their correctness (N,): 0, 1 or a share."""
+        """The confidences (N,) of `update_logits` and their correctness (N,): 0, 1 or a share."""
         self._read_device()
         return self._rows
 
     @property
     def cells(self) -> FloatArray:
-        """The sums (3, cells) of rows, of confidences and of correct rows, in cells of the confidence."""
+        """The `BinSums` (3, cells) of all rows in cells of the confidence."""
         cells = self.sums["cells"]
         top = self.top_label_rows
         if len(top.confidence) > 0:
@@ -371,7 +376,7 @@ class CalibrationState:
     def update(
         self, probs: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None
     ) -> None:
-        """Add rows with labels (N,), or none if one is invalid; this is fastest if columns of probs are contiguous."""
+        """Add rows with labels (N,), or none if one is invalid; fast if columns are contiguous."""
         rows = checks.as_array("probs", probs)
         targets = checks.as_array("labels", labels)
         own = None if weights is None else checks.as_floats("weights", weights)
@@ -389,16 +394,18 @@ class CalibrationState:
     ) -> None:
         """Add a batch of tensors; the NLL is exact even if a probability underflows.
 
-        Values are checked when the metrics are read, because a check here would wait for the device.
+        Values are checked when the metrics are read, because a check here would wait for the
+        device.
 
         Args:
             logits: (..., C), any float dtype.
-            labels: (...) int in [0, C), or with multi_label (..., C) of 0 and 1; -100 is ignored. With soft_labels
-                (..., C) float, shares that sum to 1, or -100 for every class.
-            multi_label: if False, logits are one softmax per row. If True, each logit is a sigmoid with a label of 0 or
-                1 and counts as one binary prediction, with confidence max(p, 1 - p) and Brier score (p - y)^2.
-            soft_labels: if True, all metrics are those against the shares q, divided by their sum: the NLL is
-                -sum q log p, and a prediction is correct by the share of its class.
+            labels: (...) int in [0, C), or with multi_label (..., C) of 0 and 1; -100 is ignored.
+                With soft_labels (..., C) float, shares that sum to 1, or -100 for every class.
+            multi_label: if False, logits are one softmax per row. If True, each logit is a sigmoid
+                with a label of 0 or 1 and counts as one binary prediction, with confidence max(p, 1
+                - p) and Brier score (p - y)^2.
+            soft_labels: if True, all metrics are those against the shares q, divided by their sum:
+                the NLL is -sum q log p, and a prediction is correct by the share of its class.
 
         >>> import torch
         >>> state = CalibrationState(n_classes=2)
@@ -420,7 +427,7 @@ class CalibrationState:
         self._on_device.add(logits, labels, **kind)
 
     def all_reduce(self) -> None:
-        """Share the rows of all processes of torch.distributed; each calls it once, after its last batch."""
+        """Share the rows of all processes of torch.distributed; each calls it once, at its end."""
         from hf_calib.metrics import on_device
 
         if on_device.n_processes() == 1:
@@ -454,7 +461,7 @@ class CalibrationState:
         add_to(sums["bins"], slots, in_bin)
 
     def merge(self, other: CalibrationState) -> CalibrationState:
-        """Add the rows of another state to this one, and return this one, for use with `functools.reduce`."""
+        """Add the rows of another state and return this one, for `functools.reduce`."""
         is_state = isinstance(other, CalibrationState)
         requirement = "other to be a CalibrationState"
         way_out = "pass what was made by CalibrationState(n_classes=...)"
@@ -479,7 +486,7 @@ class CalibrationState:
         return {**self.sums, "cells": self.cells}
 
     def compute(self) -> dict[str, float]:
-        """Return all metrics in the order of `LOGGED_METRICS`: nll in nats, brier in [0, 2], the others fractions."""
+        """Return the `LOGGED_METRICS`: nll in nats, brier in [0, 2], the others fractions."""
         top = self.top_label
         bins = self.bins
         n = bins.counts.sum()
@@ -566,7 +573,7 @@ class CalibrationState:
         return BinSums(*self.sums["class_bins"])
 
     def to_bytes(self) -> bytes:
-        """Return the state as bytes to send or store: a line of JSON and numbers; reading them executes no code."""
+        """Return the state as a line of JSON and numbers, of which reading executes no code."""
         _check_size(self.n_classes, self.n_bins, self.by_class, _MOST_SENT)
         header = json.dumps([_FORMAT, self.n_classes, self.n_bins, self.by_class])
         self._check_logits()
@@ -577,7 +584,7 @@ class CalibrationState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CalibrationState:
-        """Read a state that `to_bytes` wrote; other bytes raise an error, and need no more memory than a state."""
+        """Read a state that `to_bytes` wrote; others raise, and need no more memory than it."""
         are_bytes = isinstance(data, bytes | bytearray | memoryview)
         way_out = "pass what to_bytes returned"
         checks.check_type(are_bytes, "data to be bytes", type(data).__name__, way_out)

@@ -1,7 +1,8 @@
-"""Metrics as sums over rows, and bins, which are (lower, upper] in all metrics, as in the papers' code.
+"""Metrics as sums over rows, and bins, which are (lower, upper] as in the papers' code.
 
-A `SumMetric` is computed from all rows at once, rows with weights, bootstrap resamples (whose weights are counts), or
-chunks of rows. The errors of the predicted class read a `TopLabel` instead of probs and labels.
+A `SumMetric` is computed from all rows at once, rows with weights, bootstrap resamples (whose
+weights are counts), or chunks of rows. The errors of the predicted class read a `TopLabel` instead
+of probs and labels.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def mean_of(
 
 
 class Interval(NamedTuple):
-    """A value and the ends of its confidence interval, which may exclude the value; both are None if there is none."""
+    """A value and the ends of its interval, which may exclude it; None if there is none."""
 
     value: float
     low: Any = None
@@ -103,7 +104,7 @@ class Interval(NamedTuple):
 
 
 def interval_of(value: float, draws: FloatArray, confidence_level: float) -> Interval:
-    """The percentile interval of resampled values (B,), and the value if all resamples are equal to it."""
+    """The percentile interval of resampled values (B,), or the value if all are equal to it."""
     if np.abs(draws - value).max() <= SAME:
         return Interval(value, value, value)
     tail = (1 - confidence_level) / 2
@@ -112,7 +113,7 @@ def interval_of(value: float, draws: FloatArray, confidence_level: float) -> Int
 
 
 def wilson_interval(frequency: Any, n: Any, z: float) -> FloatArray:
-    """The interval (2, ...) of frequencies (...) among n (...) rows, z standard errors to either side (Wilson 1927).
+    """The interval (2, ...) of frequencies (...) of n rows, z standard errors wide (Wilson 1927).
 
     Unlike the normal interval it has a width at 0 and 1.
     """
@@ -129,7 +130,7 @@ def draw_counts(
     rng: np.random.Generator,
     groups: IntArray | None = None,
 ) -> Iterator[FloatArray]:
-    """Counts (R, N) of each row in blocks of R resamples; with groups (N,), numbered from 0, whole groups are drawn."""
+    """Counts (R, N) of rows in blocks of resamples, of whole groups (N,), numbered from 0."""
     n = n_rows
     if groups is not None:
         n = int(groups.max()) + 1
@@ -142,7 +143,7 @@ def draw_counts(
 
 
 class TopLabel(NamedTuple):
-    """The confidence (N,), float64, of the first most probable class, and its correctness (N,): 0 or 1, or a share."""
+    """The confidence (N,) of the first most probable class, and its correctness (N,), or share."""
 
     confidence: FloatArray
     correct: FloatArray
@@ -153,7 +154,7 @@ class TopLabel(NamedTuple):
 
 
 def top_label(probs: NDArray[Any], labels: NDArray[Any]) -> TopLabel:
-    """Reduce probs (N, C) and labels, (N,) or soft (N, C); of a soft label, the share of the predicted class counts."""
+    """Reduce probs (N, C) and labels (N,); of soft ones (N, C) the predicted share counts."""
     confidence, predicted = winners(probs)
     if labels.ndim == 2:
         correct = labels[np.arange(len(probs)), predicted]
@@ -183,7 +184,7 @@ def winners(probs: NDArray[Any]) -> tuple[FloatArray, IntArray]:
 
 
 def without_rounding(confidence: FloatArray) -> FloatArray:
-    """The confidences (N,) with the 24 bits of float32, above 1/2 in 1 - p: equal ones stay equal after rounding."""
+    """The confidences (N,) with 24 bits, above 1/2 in 1 - p, so that rounding breaks no ties."""
     of_p = confidence.astype(np.float32).astype(np.float64)
     of_rest = (1 - confidence).astype(np.float32).astype(np.float64)
     return np.where(confidence < 0.5, of_p, 1 - of_rest)
@@ -218,7 +219,7 @@ class BinSums(NamedTuple):
 
 
 def uniform_edges(n_bins: int) -> FloatArray:
-    """The M + 1 edges of equal-width bins on [0, 1]; k/M is not above its edge in float32 and float64."""
+    """The M + 1 edges of equal-width bins; k/M is not above its edge in float32 and float64."""
     edges = np.arange(n_bins + 1) / n_bins
     return np.maximum(edges, edges.astype(np.float32).astype(np.float64))
 
@@ -273,22 +274,22 @@ def assign_bins(confidences: FloatArray, n_bins: int, binning: Binning) -> IntAr
 
 
 def _ranking(confidences: FloatArray, binning: Binning) -> IntArray:
-    """The order (N,) of the confidences, stable for "equal_mass", which alone may cut between equal confidences."""
+    """The order (N,) of confidences, stable for "equal_mass", which may cut between equal ones."""
     return np.argsort(confidences, kind="stable" if binning == "equal_mass" else None)
 
 
 def _cuts(
     ranked: FloatArray, n_bins: int, binning: Binning, ends: IntArray | None = None
 ) -> IntArray:
-    """The positions among the sorted confidences at which equal-mass bins start and the last one ends."""
+    """The positions among sorted confidences where equal-mass bins start and the last ends."""
     n_rows = len(ranked) if ends is None else ends[-1]
     if binning == "equal_mass":
         # The cuts are those of `numpy.array_split`.
         share, more = divmod(n_rows, n_bins)
         parts = np.arange(n_bins + 1)
         return parts * share + np.minimum(parts, more)
-    # The papers' code drops the smallest confidence, because its bins are open below. It drops ties with it too,
-    # which may be half of all rows: they are kept.
+    # The papers' code drops the smallest confidence, because its bins are open below. It drops ties
+    # with it too, which may be half of all rows: they are kept.
     edges = quantile_edges(ranked, n_bins, ends)
     cuts = np.searchsorted(ranked, edges, side="right")
     if ends is not None:
@@ -309,7 +310,7 @@ def add_to(
 def terms_of(
     ones: Any, confidence: Any, correct: Any, nll: Any, brier: Any
 ) -> tuple[list[Any], list[Any]]:
-    """The terms that each row (n,) adds to its bin and to the scores of its group, for numpy and torch."""
+    """The terms that each row (n,) adds to its bin and to its scores, for numpy and torch."""
     gap = confidence - correct
     in_bin = [ones, confidence, confidence * confidence, correct]
     scores = [ones, nll, nll * nll, brier, brier * brier, gap, gap * gap]
@@ -331,7 +332,7 @@ def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | float) -> Adder:
 
 
 def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Adder:
-    """The `BinSums` (3, M) of any sample of the rows; each sample has its own equal-mass bins of its sorted rows."""
+    """The `BinSums` (3, M) of any sample of the rows, which has equal-mass bins of its own."""
     if binning == "uniform":
         return in_bins(uniform_bins(top.confidence, n_bins), n_bins, 1.0, *top)
     order = _ranking(top.confidence, binning)
@@ -357,7 +358,7 @@ def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Add
 
 
 def _sums_between(columns: FloatArray, rows: IntArray) -> FloatArray:
-    """The sums (J, M) of columns (J, N + 1) from each of M + 1 rows to the next; 0 between equal ones."""
+    """The sums (J, M) of columns (J, N + 1) from each of M + 1 rows to the next, or 0."""
     # `reduceat` sums one row there.
     are_some = rows[1:] > rows[:-1]
     return np.add.reduceat(columns, rows, axis=1)[:, :-1] * are_some
@@ -371,14 +372,16 @@ def bin_sums(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> BinSum
 def equal_shares(ranked: FloatArray, n_bins: int, *, weighted: bool) -> BinSums:
     """The sums (M,) of bins with equal shares of the rows.
 
-    `ranked` (3, K) are the `BinSums` of rows with equal or nearly equal confidences, the least first.
+    `ranked` (3, K) are the `BinSums` of rows with equal or nearly equal confidences, the least
+    first.
     """
     n_groups = ranked.shape[1]
     below = np.pad(np.cumsum(ranked, axis=1), [(0, 0), (1, 0)])
     n = below[0, -1]
     ranks = np.arange(1, n_bins) * n / n_bins
     if not weighted:
-        # This many rows are not above the papers' edge, which is the confidence of the last of them.
+        # This many rows are not above the papers' edge, which is the confidence of the last of
+        # them.
         ranks = np.floor(ranks) + 1
     # The whole group of an edge counts as below it, because rows that tie with an edge do.
     cuts = np.searchsorted(below[0, 1:], np.minimum(ranks, n)) + 1
@@ -458,18 +461,19 @@ def top_label_error(top: TopLabel, **options: Any) -> float:
 
 
 def classwise_sums(n_bins: int = 15) -> SumMetric:
-    """The classwise calibration error, from probabilities minus labels in the bins of each class (C, M)."""
+    """The classwise calibration error, from probabilities minus labels in bins (C, M)."""
     rows = partial(_class_rows, n_bins=n_bins)
     return SumMetric(rows, lambda sums, n: gap_error(sums, n).mean())
 
 
 def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
-    """Sums of classes. Few values are above the first edge, so the first bin is the sum of all minus the other bins."""
+    """Sums (C, M) of probabilities minus labels in bins of each class's probability."""
     gaps = residuals(probs, labels)
     n_classes = probs.shape[1]
     upper, bins = above_first_edge(probs.reshape(-1), n_bins)
     rows, classes = np.divmod(upper, n_classes)
     slots = classes * n_bins + bins
+    # Few values are above the first edge: the first bin has the sum of all minus the other bins.
     add_upper = in_bins(slots, n_classes * n_bins, gaps.reshape(-1)[upper])
 
     def add(weights: FloatArray | None) -> FloatArray:
@@ -483,6 +487,6 @@ def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Ad
 
 
 def class_gaps(sums: BinSums) -> FloatArray:
-    """The binned gap of each class (C,) from sums (C, M); NaN for a class that was never evaluated."""
+    """The binned gap of each class (C,) from sums (C, M); NaN for a class without rows."""
     n_examples = sums.counts.sum(axis=-1)
     return binned_error(sums, np.where(n_examples > 0, n_examples, np.nan))
