@@ -1,6 +1,6 @@
-"""The sums of a `CalibrationState` for logits on a device, and sums over processes.
+"""The scores of logits on a device for a `CalibrationState`, and sums over processes.
 
-This module needs torch. `LogitSums.add` never waits for the device: predictions that do not count
+This module needs torch. `LogitScores.add` never waits for the device: predictions that do not count
 stay, with weight 0.
 """
 
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, check_type
-from hf_calib.metrics.sums import TopLabel, terms_of, uniform_edges
+from hf_calib.metrics.checks import FloatArray, IntArray, check_type
+from hf_calib.metrics.state import RowScores
+from hf_calib.metrics.sums import uniform_edges
 
 _IGNORED_LABEL = -100
 # With so few classes, softmax takes several times as long as its parts.
@@ -61,6 +62,15 @@ def check_batch(
     check(shape[-1] == n_classes, requirement, shape[-1], way_out)
 
 
+class Fetched(NamedTuple):
+    """N predictions with their classes (N,), the sums of classes, and the counts (5,) of rows."""
+
+    rows: RowScores
+    predicted: IntArray
+    class_bins: FloatArray | None
+    counts: FloatArray
+
+
 class _Softmax(NamedTuple):
     """The probabilities (R, C) of logits, and what belongs to the largest of each row (R, 1)."""
 
@@ -70,24 +80,23 @@ class _Softmax(NamedTuple):
     confidence: Tensor
 
 
-class LogitSums:
-    """Sums of logits (..., C) and labels on one device, until a state reads them."""
+class LogitScores:
+    """The scores of logits (..., C) with labels on one device, until a state reads them."""
 
     def __init__(
-        self, sums: dict[str, FloatArray], n_bins: int, device: torch.device
+        self, n_classes: int, n_bins: int, *, by_class: bool, device: torch.device
     ) -> None:
         # The sums are float64, which "mps" does not support.
         self._device = torch.device("cpu") if device.type == "mps" else device
         self._n_bins = n_bins
-        self._sums = {
-            name: torch.from_numpy(each).to(self._device) for name, each in sums.items()
-        }
-        self._by_class = "class_bins" in sums
+        self._class_bins: Tensor | None = None
+        if by_class:
+            self._class_bins = self._zeros(3, n_classes, n_bins)
         # The numbers of rows, of those that are not finite, of invalid indices, of invalid 0/1
         # labels, and of rows of soft labels that are not shares.
-        self._counts = torch.zeros(5, dtype=torch.float64, device=self._device)
-        self._confidences: list[Tensor] = []
-        self._correct: list[Tensor] = []
+        self._counts = self._zeros(5)
+        # Of each chunk, the confidence, correctness, NLL, Brier score and class of its predictions.
+        self._kept: list[list[Tensor]] = []
         # With edges rounded to float32, every float32 value is in the same bin as with float64
         # edges.
         interior = torch.from_numpy(uniform_edges(n_bins)[1:-1])
@@ -95,6 +104,9 @@ class LogitSums:
             dtype: interior.to(self._device, dtype)
             for dtype in (torch.float32, torch.float64)
         }
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=self._device)
 
     @torch.no_grad()
     def add(
@@ -122,18 +134,18 @@ class LogitSums:
                 used = self._add_indices(wide, own)
                 self._counts[2] += (is_given & ~used).sum()
 
-    def fetch(self) -> tuple[dict[str, FloatArray], FloatArray, TopLabel]:
-        """Wait for the device; return the sums, the counts (5,) and the top labels used."""
-        sums = {name: each.cpu().numpy() for name, each in self._sums.items()}
-        # No row has a weight other than 1.
-        sums["bins"][0] = sums["bins"][1]
-        confidences = torch.cat(self._confidences)
-        used = confidences != _LEFT_OUT
-        top = TopLabel(
-            confidences[used].double().cpu().numpy(),
-            torch.cat(self._correct)[used].double().cpu().numpy(),
+    def fetch(self) -> Fetched:
+        """Wait for the device, and return what the predictions add to a state."""
+        columns = [torch.cat(parts) for parts in zip(*self._kept, strict=True)]
+        used = columns[0] != _LEFT_OUT
+        own = [column[used].double().cpu().numpy() for column in columns]
+        class_bins = None
+        if self._class_bins is not None:
+            class_bins = self._class_bins.cpu().numpy()
+        predicted = own.pop().astype(np.intp)
+        return Fetched(
+            RowScores(*own), predicted, class_bins, self._counts.cpu().numpy()
         )
-        return sums, self._counts.cpu().numpy(), top
 
     def _add_indices(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Add one prediction per row of logits (R, C); return whether its label (R, 1) is valid."""
@@ -141,9 +153,7 @@ class LogitSums:
         used = (labels >= 0) & (labels < n_classes)
         targets = labels.clamp(0, n_classes - 1)
         probs, largest, predicted, confidence = _softmax(logits)
-        if self._by_class:
-            slots = self._add_classes(probs, used)
-            self._add_true(slots.gather(1, targets), used)
+        self._add_classes(probs, used, used, targets)
         correct = predicted == labels
         nll = largest - logits.gather(1, targets) - confidence.log()
         others = probs.scatter_(1, targets, 0)
@@ -151,7 +161,7 @@ class LogitSums:
         rest = others.sum(dim=1, keepdim=True).double()
         norm = torch.linalg.vector_norm(others, dim=1, keepdim=True).double()
         brier = norm.square() + rest.square()
-        self._add(used, predicted, [confidence, correct, nll, brier])
+        self._keep(used, [confidence, correct, nll, brier, predicted])
         return used
 
     def _add_shares(self, logits: Tensor, shares: Tensor) -> Tensor:
@@ -163,14 +173,13 @@ class LogitSums:
         # Without their rounding, the shares of the rows add up to the number of rows.
         wide = (wide / sums).where(used, 0)
         probs, largest, predicted, confidence = _softmax(logits)
-        if self._by_class:
-            self._add_true(self._add_classes(probs, used), wide)
+        self._add_classes(probs, used, wide)
         correct = wide.gather(1, predicted)
         # 0 times the infinite term of a masked class would be NaN.
         log_probs = (logits - largest + confidence.log()).where(wide > 0, 0)
         nll = -(wide * log_probs).sum(dim=1, keepdim=True)
         brier = (probs - wide).square().sum(dim=1, keepdim=True)
-        self._add(used, predicted, [confidence, correct, nll, brier])
+        self._keep(used, [confidence, correct, nll, brier, predicted])
         return used
 
     def _add_decisions(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -178,45 +187,47 @@ class LogitSums:
         positive = labels == 1
         used = positive | (labels == 0)
         probs = logits.sigmoid()
-        if self._by_class:
-            self._add_true(self._add_classes(probs, used), positive)
-        classes = torch.arange(logits.shape[1], device=logits.device).expand_as(logits)
+        self._add_classes(probs, used, positive)
+        classes = torch.arange(
+            logits.shape[1], dtype=torch.int32, device=logits.device
+        ).expand_as(logits)
         confidence = logits.abs().sigmoid()
         correct = (logits > 0) == positive
         # `binary_cross_entropy_with_logits` would be NaN for an infinite (masked) logit.
         nll = -F.logsigmoid(torch.where(positive, logits, -logits))
         brier = (probs - positive.to(probs.dtype)).square_()
-        self._add(used, classes, [confidence, correct, nll, brier])
+        self._keep(used, [confidence, correct, nll, brier, classes])
         return used
 
-    def _add_classes(self, probs: Tensor, used: Tensor) -> Tensor:
-        """Add the probabilities (R, C) of every class; return the slots (R, C) of their bins."""
+    def _add_classes(
+        self,
+        probs: Tensor,
+        used: Tensor,
+        shares: Tensor,
+        classes: Tensor | None = None,
+    ) -> None:
+        """Add the probabilities (R, C) of every class, and the shares of labels (R, C).
+
+        With classes (R, 1), the shares are (R, 1), those of these classes.
+        """
+        if self._class_bins is None:
+            return
         first_slots = torch.arange(probs.shape[1], device=probs.device) * self._n_bins
         slots = torch.bucketize(probs, self._edges[probs.dtype]) + first_slots
-        rows, probabilities, _ = self._sums["class_bins"]
-        _scatter(rows, slots, used.double().expand_as(probs))
-        _scatter(probabilities, slots, torch.where(used, probs.double(), 0.0))
-        return slots
+        rows, probabilities, true_rows = self._class_bins
+        _scatter(rows, slots, used.expand_as(probs))
+        _scatter(probabilities, slots, torch.where(used, probs, 0.0))
+        of_labels = slots if classes is None else slots.gather(1, classes)
+        _scatter(true_rows, of_labels, shares)
 
-    def _add_true(self, slots: Tensor, shares: Tensor) -> None:
-        """Add to slots (R, k) of classes by how much they are the label: 0 or 1, or a share."""
-        _scatter(self._sums["class_bins"][2], slots, shares.double())
-
-    def _add(self, used: Tensor, predicted: Tensor, parts: list[Tensor]) -> None:
-        """Add predictions (R, k) that are used: confidence, correct, nll in nats, brier."""
-        confidence, correct = parts[:2]
+    def _keep(self, used: Tensor, columns: list[Tensor]) -> None:
+        """Keep predictions (R, k): confidence, correct, nll in nats, Brier score and class."""
+        confidence, *others = columns
+        is_finite = confidence.isfinite()
         self._counts[0] += used.any(dim=1).sum()
-        self._counts[1] += (used & ~confidence.isfinite()).any(dim=1).sum()
-        wide = torch.stack([part.double() for part in parts])
-        in_bin, scores = terms_of(used.double(), *torch.where(used, wide, 0.0))
-        slots = torch.bucketize(confidence, self._edges[confidence.dtype])
-        if self._by_class:
-            slots += predicted * self._n_bins
-        for sums, term in zip(self._sums["bins"][1:], in_bin, strict=True):
-            _scatter(sums, slots, term)
-        self._sums["scores"] += torch.stack(scores).flatten(1).sum(dim=1, keepdim=True)
-        self._confidences.append(confidence.where(used, _LEFT_OUT).flatten())
-        self._correct.append(correct.flatten())
+        self._counts[1] += (used & ~is_finite).any(dim=1).sum()
+        kept = confidence.where(used & is_finite, _LEFT_OUT)
+        self._kept.append([each.flatten() for each in (kept, *others)])
 
 
 def _softmax(logits: Tensor) -> _Softmax:
@@ -233,7 +244,7 @@ def _softmax(logits: Tensor) -> _Softmax:
 
 def _scatter(sums: Tensor, slots: Tensor, term: Tensor) -> None:
     """Add a term to the slots of its sums, without bincount, which waits for the device."""
-    sums.view(-1).scatter_add_(0, slots.flatten(), term.flatten())
+    sums.view(-1).scatter_add_(0, slots.flatten(), term.double().flatten())
 
 
 # ---- Several processes ----

@@ -24,7 +24,6 @@ from hf_calib.metrics.sums import (
     binned_error,
     class_gaps,
     equal_shares,
-    terms_of,
     top_label_error,
     uniform_bins,
     winners,
@@ -33,7 +32,7 @@ from hf_calib.metrics.sums import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hf_calib.metrics.on_device import LogitSums
+    from hf_calib.metrics.on_device import LogitScores
 
 # The last word is the version.
 _FORMAT = "hf_calib CalibrationState 4"
@@ -103,8 +102,11 @@ class RowScores(NamedTuple):
 
     def terms(self) -> tuple[list[FloatArray], list[FloatArray]]:
         """The terms (n,) that the rows add to the bins and to the scores of `GroupSums`."""
-        ones = np.ones(len(self.confidence))
-        in_bin, scores = terms_of(ones, *self[:4])
+        confidence, correct, nll, brier, _ = self
+        ones = np.ones(len(confidence))
+        gap = confidence - correct
+        in_bin = [ones, confidence, confidence * confidence, correct]
+        scores = [ones, nll, nll * nll, brier, brier * brier, gap, gap * gap]
         if self.weights is not None:
             in_bin = [self.weights * term for term in in_bin]
             scores = [self.weights * term for term in scores]
@@ -326,52 +328,41 @@ class CalibrationState:
         self.n_classes = int(n_classes)
         self.n_bins = int(n_bins)
         self.by_class = bool(by_class)
-        self._sums = self._empty_sums()
+        shapes = _sum_shapes(self.n_classes, self.n_bins, by_class=self.by_class)
+        self._sums = {name: np.zeros(shape) for name, shape in shapes.items()}
+        # Rows, confidences and correct rows.
         self._sums["cells"] = np.zeros((3, N_CELLS))
         # The numbers of rows of logits, of those that are not finite, of invalid indices, of
         # invalid 0/1 labels, and of invalid soft labels.
         self._counts = np.zeros(5)
-        self._on_device: LogitSums | None = None
-        # The rows of logits that have been read, which are in the sums but not yet in their cells.
+        self._on_device: LogitScores | None = None
+        # The rows of logits that have been read.
         self._rows = _NO_ROWS
-
-    def _empty_sums(self) -> dict[str, FloatArray]:
-        """The sums of no rows, except for the cells."""
-        shapes = _sum_shapes(self.n_classes, self.n_bins, by_class=self.by_class)
-        return {name: np.zeros(shape) for name, shape in shapes.items()}
 
     @property
     def sums(self) -> dict[str, FloatArray]:
-        """The sums by name, without the rows of logits in the cells; waits for their device."""
+        """The sums by name; this waits for the device of logits."""
         self._read_device()
         return self._sums
 
     def _read_device(self) -> None:
-        """Add the sums of logits, if there are any, to those of numpy."""
+        """Add the scores of logits, if there are any."""
         if self._on_device is None:
             return
-        added, counts, top = self._on_device.fetch()
+        rows, predicted, class_bins, counts = self._on_device.fetch()
         self._on_device = None
-        for name, sums in added.items():
-            self._sums[name] += sums
         self._counts += counts
-        self._rows = TopLabel(*np.hstack([self._rows, top]))
+        if class_bins is not None:
+            self._sums["class_bins"] += class_bins
+        for part in checks.row_chunks(len(predicted)):
+            self._add_rows(rows.part(part), predicted[part])
+        self._rows = TopLabel(*np.hstack([self._rows, rows[:2]]))
 
     @property
     def top_label_rows(self) -> TopLabel:
         """The confidences (N,) of `update_logits` and their correctness (N,): 0, 1 or a share."""
         self._read_device()
         return self._rows
-
-    @property
-    def cells(self) -> FloatArray:
-        """The `BinSums` (3, cells) of all rows in cells of the confidence."""
-        cells = self.sums["cells"]
-        top = self.top_label_rows
-        if len(top.confidence) > 0:
-            cells = cells.copy()
-            add_to(cells, cells_of(top.confidence), [1.0, *top])
-        return cells
 
     def update(
         self, probs: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None
@@ -381,8 +372,11 @@ class CalibrationState:
         targets = checks.as_array("labels", labels)
         own = None if weights is None else checks.as_floats("weights", weights)
         checks.check_rows(rows, targets, own, self.n_classes)
+        self._read_device()
         for chunk in score_chunks(rows, targets, own):
-            self._add_chunk(chunk)
+            self._add_rows(chunk.rows, chunk.predicted)
+            if self.by_class:
+                add_class_bins(self._sums["class_bins"], chunk)
 
     def update_logits(
         self,
@@ -413,7 +407,7 @@ class CalibrationState:
         >>> [round(state.compute()[name], 3) for name in ("accuracy", "nll", "brier", "ece")]
         [0.5, 0.72, 0.549, 0.425]
         """
-        from hf_calib.metrics.on_device import LogitSums, check_batch
+        from hf_calib.metrics.on_device import LogitScores, check_batch
 
         checks.check_flag("multi_label", multi_label)
         checks.check_flag("soft_labels", soft_labels)
@@ -423,7 +417,10 @@ class CalibrationState:
         kind = {"multi_label": multi_label, "soft_labels": soft_labels}
         check_batch(logits, labels, n_classes=self.n_classes, **kind)
         if self._on_device is None:
-            self._on_device = LogitSums(self._empty_sums(), self.n_bins, logits.device)
+            sizes = {"n_classes": self.n_classes, "n_bins": self.n_bins}
+            self._on_device = LogitScores(
+                **sizes, by_class=self.by_class, device=logits.device
+            )
         self._on_device.add(logits, labels, **kind)
 
     def all_reduce(self) -> None:
@@ -446,18 +443,16 @@ class CalibrationState:
         parts = on_device.gathered(np.stack(self.top_label_rows))
         self._rows = TopLabel(*np.concatenate(parts, axis=1))
 
-    def _add_chunk(self, chunk: ScoredChunk) -> None:
-        """Add a chunk of checked and scored rows."""
-        confidence = chunk.rows.confidence
-        in_bin, scores = chunk.rows.terms()
+    def _add_rows(self, rows: RowScores, predicted: IntArray) -> None:
+        """Add scored rows, whose top labels are of these classes (n,)."""
+        sums = self._sums
+        in_bin, scores = rows.terms()
         ones, mass, stated, _, right = in_bin
-        sums = self.sums
-        add_to(sums["cells"], cells_of(confidence), [mass, stated, right])
+        add_to(sums["cells"], cells_of(rows.confidence), [mass, stated, right])
         sums["scores"][:, 0] += [ones @ term for term in scores]
-        slots = uniform_bins(confidence, self.n_bins)
+        slots = uniform_bins(rows.confidence, self.n_bins)
         if self.by_class:
-            slots += chunk.predicted * self.n_bins
-            add_class_bins(sums["class_bins"], chunk)
+            slots += predicted * self.n_bins
         add_to(sums["bins"], slots, in_bin)
 
     def merge(self, other: CalibrationState) -> CalibrationState:
@@ -474,16 +469,11 @@ class CalibrationState:
             check(mine == theirs, requirement, theirs, way_out)
         for state in (self, other):
             state._check_logits()
-        self.sums["cells"] = self.cells
         self._rows = _NO_ROWS
-        for name, sums in other._all_sums().items():
+        for name, sums in other.sums.items():
             self.sums[name] += sums
         self._counts += other._counts
         return self
-
-    def _all_sums(self) -> dict[str, FloatArray]:
-        """The sums, with all rows in the cells."""
-        return {**self.sums, "cells": self.cells}
 
     def compute(self) -> dict[str, float]:
         """Return the `LOGGED_METRICS`: nll in nats, brier in [0, 2], the others fractions."""
@@ -559,7 +549,7 @@ class CalibrationState:
     def equal_mass_bins(self) -> BinSums:
         """Return the sums (M,) of bins with equal shares of the rows; edges are between cells."""
         self._check_has_rows()
-        return equal_shares(self.cells, self.n_bins, weighted=self.weighted)
+        return equal_shares(self.sums["cells"], self.n_bins, weighted=self.weighted)
 
     def class_bins(self) -> BinSums:
         """Return the sums (C, M) in bins of each class's probability."""
@@ -577,7 +567,7 @@ class CalibrationState:
         _check_size(self.n_classes, self.n_bins, self.by_class, _MOST_SENT)
         header = json.dumps([_FORMAT, self.n_classes, self.n_bins, self.by_class])
         self._check_logits()
-        numbers = np.concatenate([sums.ravel() for sums in self._all_sums().values()])
+        numbers = np.concatenate([sums.ravel() for sums in self.sums.values()])
         return (
             header.encode() + b"\n" + zlib.compress(numbers.astype("<f8").tobytes(), 1)
         )

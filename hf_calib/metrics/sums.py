@@ -307,16 +307,6 @@ def add_to(
         np.add.at(total.reshape(-1), slots, term)
 
 
-def terms_of(
-    ones: Any, confidence: Any, correct: Any, nll: Any, brier: Any
-) -> tuple[list[Any], list[Any]]:
-    """The terms that each row (n,) adds to its bin and to its scores, for numpy and torch."""
-    gap = confidence - correct
-    in_bin = [ones, confidence, confidence * confidence, correct]
-    scores = [ones, nll, nll * nll, brier, brier * brier, gap, gap * gap]
-    return in_bin, scores
-
-
 def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | float) -> Adder:
     """Sums (J, M) of J columns (N,) in bins (N,) that do not depend on the weights."""
 

@@ -127,7 +127,7 @@ def test_its_state_is_that_of_the_probabilities() -> None:
     state = CalibrationState(n_classes=6)
     state.update(probs, labels.numpy())
     ours = streamed(logits, labels)
-    sums_of_ours = {**ours.sums, "cells": ours.cells}
+    sums_of_ours = ours.sums
     for name, sums in state.sums.items():
         np.testing.assert_allclose(
             sums_of_ours[name], sums, rtol=1e-10, atol=1e-12, err_msg=name
