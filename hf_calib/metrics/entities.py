@@ -138,10 +138,12 @@ def _spans(
 ) -> list[Span]:
     """The entities of the tags (N,), in order; `begins` (N,) marks the first row of a sentence."""
     kinds = np.array([name[2:] for name in tag_names])[tags]
+    # An entity goes on in an I- tag of the same type as the tag before it.
     goes_on = np.array([name.startswith("I") for name in tag_names])[tags]
     goes_on &= (kinds == np.roll(kinds, 1)) & ~begins
-    starts = (kinds != "") & ~goes_on
-    ends = (kinds != "") & ~np.append(goes_on[1:], False)
+    is_inside = kinds != ""
+    starts = is_inside & ~goes_on
+    ends = is_inside & ~np.append(goes_on[1:], False)
     types = kinds[starts].tolist()
     first = np.flatnonzero(starts).tolist()
     last = np.flatnonzero(ends).tolist()

@@ -21,7 +21,8 @@ from hf_calib.metrics.ranking import area_under_roc, average_precision, tally
 from hf_calib.metrics.scores import nats_of
 from hf_calib.metrics.sums import BinSums, in_bins, uniform_bins
 
-UNKNOWN = -100  # An unknown label, whose decision is left out.
+# An unknown label, whose decision is left out.
+UNKNOWN = -100
 
 
 class Decisions(NamedTuple):
@@ -35,12 +36,12 @@ class Decisions(NamedTuple):
 def check_label_probs(probs: ArrayLike, *, argument: str = "probs") -> FloatArray:
     """Return probabilities (N, C) of independent labels as float64 in [0, 1]."""
     rows = as_array(argument, probs)
-    check_kind(
-        rows, "f", f"{argument} to be a float array", f"pass {argument}.astype(float)"
-    )
-    way_out = "pass one row per example and one column per label"
+    way_out = f"pass {argument}.astype(float)"
+    check_kind(rows, "f", f"{argument} to be a float array", way_out)
+    are_rows = rows.ndim == 2 and rows.size > 0
     requirement = f"{argument} to have shape (N, C), N and C at least 1"
-    check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", way_out)
+    way_out = "pass one row per example and one column per label"
+    check(are_rows, requirement, f"shape {rows.shape}", way_out)
     # This is False for NaN.
     inside = (rows >= -RANGE_TOLERANCE) & (rows <= 1 + RANGE_TOLERANCE)
     refuse(~inside, argument, "lie in [0, 1]", rows, "pass sigmoid(logits)")
@@ -53,15 +54,13 @@ def check_decisions(
     """Check probabilities (N, C) in [0, 1] and labels (N, C) of 0 and 1, or -100 if unknown."""
     rows = check_label_probs(probs, argument=argument)
     targets = as_array("labels", labels)
-    check_shape(
-        "labels", targets, rows.shape, f"pass 0 or 1 for each column of {argument}"
-    )
+    way_out = f"pass 0 or 1 for each column of {argument}"
+    check_shape("labels", targets, rows.shape, way_out)
     wrong = ~np.isin(targets, (0, 1, UNKNOWN))
     refuse(wrong, "labels", "be 0 or 1", targets, "leave a decision out with -100")
     known = targets != UNKNOWN
-    check(
-        known.any(), "labels to be known somewhere", "-100 only", "pass labelled rows"
-    )
+    requirement = "labels to be known somewhere"
+    check(known.any(), requirement, "-100 only", "pass labelled rows")
     return Decisions(rows, targets == 1, known)
 
 
@@ -102,10 +101,11 @@ class LabelMetrics:
         # The decisions of each label, and at last those of all.
         members = [np.flatnonzero(labels == c) for c in range(n_labels)]
         members.append(np.arange(len(labels)))
+        # They are sorted once; a resample only counts them.
         self._ranked = []
         for each in members:
-            ranked = (self._rows[each], tally(probs[each], true[each]))
-            self._ranked.append(ranked)
+            tallied = tally(probs[each], true[each])
+            self._ranked.append((self._rows[each], tallied))
 
     def sums(self, counts: FloatArray) -> FloatArray:
         """Sums (5, C, M) in bins: decisions, gaps, true decisions, squared errors and nats."""
@@ -120,6 +120,7 @@ class LabelMetrics:
         by_label = self.sums(counts)
         both = np.concatenate([by_label, by_label.sum(axis=1, keepdims=True)], axis=1)
         sizes, gaps, true, squared, nats = both
+        # A label that no drawn row knows has no metrics.
         known = sizes.sum(axis=-1)
         known[known == 0] = np.nan
         means = {"prevalence": true, "brier": squared, "nll": nats, "ece": np.abs(gaps)}

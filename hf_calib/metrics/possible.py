@@ -41,23 +41,26 @@ class _Totals(NamedTuple):
     right: float
 
 
-@np.errstate(all="ignore")  # The sums may be any numbers.
+# The sums may be any numbers.
+@np.errstate(all="ignore")
 def impossible_sums(sums: dict[str, FloatArray], cell_edges: FloatArray) -> str | None:
     """The name of the first sums that no rows can have, if any.
 
     Comparisons are False for NaN, so each states what has to hold.
     """
     rows, mass, stated, squares, right = sums["bins"]
-    edges = uniform_edges(rows.shape[1])
+    n_bins = rows.shape[1]
+    edges = uniform_edges(n_bins)
     low = edges[:-1]
     high = edges[1:]
     totals = _Totals(*sums["bins"].sum(axis=(1, 2)))
     are_finite = [np.isfinite(each).all() for each in sums.values()]
-    are_counts = (rows >= 0) & (rows == np.floor(rows))
+    are_whole = (rows >= 0) & (rows == np.floor(rows))
+    have_rows = (mass == 0) | (rows >= 1)
     holds: dict[str, Any] = {
         "numbers": all(are_finite),
-        "rows": are_counts & (totals.rows < _MOST_ROWS),
-        "weights": (mass >= 0) & ((mass == 0) | (rows >= 1)),
+        "rows": are_whole & (totals.rows < _MOST_ROWS),
+        "weights": (mass >= 0) & have_rows,
         "confidences": _can_be(mass, stated, low, high, squares),
         "correct rows": _is_part(right, mass),
     }

@@ -29,22 +29,7 @@ OOD_SCORES = {
 # The fraction of in-distribution inputs accepted, at which the false positive rate is read.
 ACCEPTED = 0.95
 
-# Uncertainties (N,) of rows (N, C), which are sorted so that the order of the classes breaks no
-# tie.
-_OF_LOGITS: dict[str, Callable[[FloatArray], FloatArray]] = {
-    # The log-odds against the top class, because probabilities near 1 hardly differ.
-    "max_probability": lambda rows: logsumexp(rows[:, :-1] - rows[:, -1:], axis=1),
-    "entropy": lambda rows: (
-        -(softmax(rows, axis=1) * log_softmax(rows, axis=1)).sum(axis=1)
-    ),
-    "max_logit": lambda rows: -rows[:, -1],
-    "energy": lambda rows: -logsumexp(rows, axis=1),
-}
-_OF_PROBS: dict[str, Callable[[FloatArray], FloatArray]] = {
-    # Probabilities that are below 0 by rounding count as 0.
-    "entropy": lambda rows: entr(np.maximum(rows, 0)).sum(axis=1),
-    "max_probability": lambda rows: -rows[:, -1],
-}
+Uncertainty = Callable[[FloatArray], FloatArray]
 
 
 class RiskCoverage(NamedTuple):
@@ -87,10 +72,12 @@ def area_of(ranked: FloatArray) -> float:
     falling = ranked[:, ::-1]
     counts, _, right = falling[:, falling[0] > 0]
     wrong = counts - right
+    # After r rows with e errors come n tied rows, which share their w errors: among the first k
+    # rows, up to k = r + n, there are e + (k - r) w / n errors. Their rates, divided by k, add up
+    # to w + (e - r w / n) times the sum of 1 / k.
     rows = np.cumsum(counts) - counts
     errors = np.cumsum(wrong) - wrong
     rate = wrong / counts
-    # The sum of 1 / k over the ranks k of tied rows, which share their errors.
     inverse_ranks = digamma(rows + counts + 1) - digamma(rows + 1)
     area = wrong + (errors - rate * rows) * inverse_ranks
     return float(area.sum() / counts.sum())
@@ -110,17 +97,15 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
     confidence = checks.as_floats("confidences", confidences)
     right = checks.as_floats("correct", correct)
     are_rows = confidence.ndim == 1 and confidence.size > 0
-    check(
-        are_rows and confidence.shape == right.shape,
-        "confidences and correct to have one shape (N,), N >= 1",
-        f"shapes {confidence.shape} and {right.shape}",
-        "pass one of each per example",
-    )
+    requirement = "confidences and correct to have one shape (N,), N >= 1"
+    got = f"shapes {confidence.shape} and {right.shape}"
+    fits = are_rows and confidence.shape == right.shape
+    check(fits, requirement, got, "pass one of each per example")
     _check_finite("confidences", confidence)
-    # This is True for NaN.
-    outside = ~((right >= 0) & (right <= 1))
+    # Comparisons with NaN are False.
+    inside = (right >= 0) & (right <= 1)
     way_out = "pass 1 for a correct prediction and 0 for a wrong one"
-    checks.refuse(outside, "correct", "lie in [0, 1]", right, way_out)
+    checks.refuse(~inside, "correct", "lie in [0, 1]", right, way_out)
     order = np.argsort(-confidence, kind="stable")
     wrong = 1 - right[order]
     n_rows = len(wrong)
@@ -146,8 +131,9 @@ Tally = Callable[[NDArray[Any]], tuple[FloatArray, FloatArray]]
 def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
     """The numbers (K + 1,) of false and true rows of the 0 to K largest scores, by counts (N,)."""
     different, places = np.unique(-scores, return_inverse=True)
+    # The first slot, of no row, is that of a threshold above all scores.
     n_slots = len(different) + 1
-    slots = n_slots * true + 1 + places
+    slots = np.where(true, n_slots, 0) + 1 + places
 
     def tallied(counts: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
         by_score = np.bincount(slots, counts, 2 * n_slots).reshape(2, n_slots)
@@ -162,6 +148,7 @@ def area_under_roc(false: FloatArray, true: FloatArray) -> float:
     n_pairs = false[-1] * true[-1]
     if n_pairs == 0:
         return np.nan
+    # The true rows before each group of tied false rows, with half of those that tie with it.
     n_before = (true[1:] + true[:-1]) / 2
     return float(np.diff(false) @ n_before / n_pairs)
 
@@ -244,6 +231,7 @@ def ood_detection(
     sizes = [len(inside), len(outside)]
     uncertainties = [_OF_LOGITS[score] for score in scores]
     tallies = _tallies("logits", inside, outside, uncertainties)
+    # Each set is resampled by itself, so that its size stays that of the study.
     rates = np.empty((n_resamples, len(scores), 2))
     for of_sample in rates:
         drawn = [rng.integers(0, size, size) for size in sizes]
@@ -261,6 +249,45 @@ def ood_detection(
     return found
 
 
+# Uncertainties (N,) of rows (N, C), which are sorted so that the order of the classes breaks no
+# tie.
+
+
+def _odds_against_top(logits: FloatArray) -> FloatArray:
+    # Their logarithm, because probabilities near 1 hardly differ.
+    return logsumexp(logits[:, :-1] - logits[:, -1:], axis=1)
+
+
+def _entropy_of_logits(logits: FloatArray) -> FloatArray:
+    nats = -log_softmax(logits, axis=1)
+    return (softmax(logits, axis=1) * nats).sum(axis=1)
+
+
+def _entropy_of_probs(probs: FloatArray) -> FloatArray:
+    # Probabilities that are below 0 by rounding count as 0.
+    return entr(np.maximum(probs, 0)).sum(axis=1)
+
+
+def _negative_largest(rows: FloatArray) -> FloatArray:
+    return -rows[:, -1]
+
+
+def _energy(logits: FloatArray) -> FloatArray:
+    return -logsumexp(logits, axis=1)
+
+
+_OF_LOGITS: dict[str, Uncertainty] = {
+    "max_probability": _odds_against_top,
+    "entropy": _entropy_of_logits,
+    "max_logit": _negative_largest,
+    "energy": _energy,
+}
+_OF_PROBS: dict[str, Uncertainty] = {
+    "entropy": _entropy_of_probs,
+    "max_probability": _negative_largest,
+}
+
+
 def _check_scores(scores: Sequence[str]) -> None:
     """Raise unless there are scores, all of which are known."""
     are_names = isinstance(scores, Sequence) and not isinstance(scores, str)
@@ -273,12 +300,10 @@ def _check_scores(scores: Sequence[str]) -> None:
 
 def _check_logits(argument: str, logits: ArrayLike) -> FloatArray:
     rows = checks.as_floats(argument, logits)
-    check(
-        rows.ndim == 2 and rows.shape[1] >= 2 and len(rows) > 0,
-        f"{argument} to have shape (N, C), N >= 1",
-        f"shape {rows.shape}",
-        "pass one row of at least two classes for each example",
-    )
+    are_rows = rows.ndim == 2 and rows.shape[1] >= 2 and len(rows) > 0
+    requirement = f"{argument} to have shape (N, C), N >= 1"
+    way_out = "pass one row of at least two classes for each example"
+    check(are_rows, requirement, f"shape {rows.shape}", way_out)
     _check_finite(argument, rows)
     return rows
 
@@ -287,18 +312,18 @@ def _tallies(
     kind: str,
     inside: NDArray[Any],
     outside: NDArray[Any],
-    scores: list[Callable[[FloatArray], FloatArray]],
+    scores: list[Uncertainty],
 ) -> list[Tally]:
     """The tally of each uncertainty of rows (N, C) and (N', C), of which the second are true."""
-    check(
-        outside.shape[1] == inside.shape[1],
-        f"{kind}_out to have {inside.shape[1]} columns",
-        f"{outside.shape[1]} columns",
-        f"pass the {kind} of one model on both sets",
-    )
+    n_classes = inside.shape[1]
+    n_others = outside.shape[1]
+    requirement = f"{kind}_out to have {n_classes} columns"
+    way_out = f"pass the {kind} of one model on both sets"
+    check(n_others == n_classes, requirement, f"{n_others} columns", way_out)
     parts = []
     for rows in (inside, outside):
         for part in checks.row_chunks(*rows.shape):
+            # Sorted, the same numbers in other classes have the same uncertainty, bit by bit.
             ordered = np.sort(rows[part].astype(np.float64), axis=1)
             parts.append([score(ordered) for score in scores])
     true = np.repeat([False, True], [len(inside), len(outside)])

@@ -60,30 +60,24 @@ def expected_calibration_error(
     checks.check_choice("binning", binning, sums.BINNINGS)
     checks.check_choice("norm", norm, sums.NORMS)
     checks.check_flag("debias", debias)
+    has_known_noise = norm != "max"
     way_out = "use norm='l1' or norm='l2', whose sampling noise is known"
-    check(
-        not (debias and norm == "max"),
-        "debias to be False with norm='max'",
-        debias,
-        way_out,
-    )
+    fits = has_known_noise or not debias
+    check(fits, "debias to be False with norm='max'", debias, way_out)
     metric = sums.top_label_sums(checks.check_n_bins(n_bins), binning, norm, debias)
     rows, targets, weights = _checked(probs, labels, sample_weight)
+    are_drawn = targets.ndim == 1
     way_out = "a soft label is not a draw, so it has no sampling noise to subtract"
-    check(
-        not debias or targets.ndim == 1,
-        "debias to be False for soft labels",
-        debias,
-        way_out,
-    )
+    fits = are_drawn or not debias
+    check(fits, "debias to be False for soft labels", debias, way_out)
     has_weighted_form = binning == "uniform" and not debias
-    check(
-        weights is None or has_weighted_form,
-        "sample_weight to be used with binning='uniform' and debias=False",
-        f"binning={binning!r}, debias={debias}",
-        "leave the weights out; CalibrationState has equal-mass bins of weights",
-    )
-    return metric(*sums.top_label(rows, targets), weights)
+    fits = weights is None or has_weighted_form
+    requirement = "sample_weight to be used with binning='uniform' and debias=False"
+    got = f"binning={binning!r}, debias={debias}"
+    way_out = "leave the weights out; CalibrationState has equal-mass bins of weights"
+    check(fits, requirement, got, way_out)
+    top = sums.top_label(rows, targets)
+    return metric(*top, weights)
 
 
 def maximum_calibration_error(
@@ -126,9 +120,8 @@ def classwise_calibration_error(
     >>> round(classwise_calibration_error(probs, [0, 1, 1]), 6)
     0.4
     """
-    return sums.classwise_sums(checks.check_n_bins(n_bins))(
-        *_checked(probs, labels, sample_weight)
-    )
+    metric = sums.classwise_sums(checks.check_n_bins(n_bins))
+    return metric(*_checked(probs, labels, sample_weight))
 
 
 def negative_log_likelihood(
@@ -180,9 +173,8 @@ def root_brier_score(
     >>> round(root_brier_score([[0.5, 0.5], [0.25, 0.75]], [0, 1]), 6)
     0.559017
     """
-    return mean_of(squared_distances, root=True)(
-        *_checked(probs, labels, sample_weight)
-    )
+    metric = mean_of(squared_distances, root=True)
+    return metric(*_checked(probs, labels, sample_weight))
 
 
 class BrierDecomposition(NamedTuple):
@@ -216,9 +208,8 @@ def brier_decomposition(
     >>> (parts.calibration, parts.refinement)
     (0.125, 0.0)
     """
-    metric = SumMetric(
-        partial(_ordered_gaps, n_bins=checks.check_n_bins(n_bins)), _brier_parts
-    )
+    rows = partial(_ordered_gaps, n_bins=checks.check_n_bins(n_bins))
+    metric = SumMetric(rows, _brier_parts)
     added = metric.sums(*_checked(probs, labels, sample_weight))
     return BrierDecomposition(*metric.value(added, added[0].sum()))
 
@@ -249,9 +240,8 @@ def true_calibration_error(probs: ArrayLike, labels: ArrayLike) -> float:
     0.212132
     """
     rows = checks.check_probs(probs)
-    return mean_of(distances)(
-        rows, checks.check_soft_labels(labels, rows.shape, argument="labels")
-    )
+    shares = checks.check_soft_labels(labels, rows.shape, argument="labels")
+    return mean_of(distances)(rows, shares)
 
 
 def _checked(
@@ -295,6 +285,7 @@ def squared_distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
 
 def _ordered_gaps(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
     """Sums (2 + C, M) in bins: rows, squares and gaps, of classes from most to least probable."""
+    # A class that is likely in some rows and unlikely in others would cancel in their mean.
     order = np.argsort(-probs, axis=1, kind="stable")
     gaps = np.take_along_axis(sums.residuals(probs, labels), order, axis=1)
     squares = np.einsum("nc,nc->n", gaps, gaps)

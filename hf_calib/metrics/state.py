@@ -49,10 +49,18 @@ _FEW_CLASSES = 3
 # Confidences are counted in cells, within which 1 - p varies by a factor of 1 + 2^-12, because many
 # are near 1. A cell has the first 12 of the 52 bits of the fraction, in each of the 24 halvings of
 # 1 - p down to float32's resolution, and the first 8 in the 29 further halvings down to float64's.
-_CELL_BITS, _OCTAVES = 12, 24
-_DEEP_BITS, _DEEP_OCTAVES = 8, 29
+_CELL_BITS = 12
+_OCTAVES = 24
+_DEEP_BITS = 8
+_DEEP_OCTAVES = 29
 _N_FINE = _OCTAVES << _CELL_BITS
 N_CELLS = _N_FINE + (_DEEP_OCTAVES << _DEEP_BITS)
+# The bits of a positive float64, read as an integer, rise with it. Without the bits of the fraction
+# that do not count, they number the cells of 1 - p; these are the numbers of 1 and of 2^-24.
+_FINE_SHIFT = 52 - _CELL_BITS
+_DEEP_SHIFT = 52 - _DEEP_BITS
+_FINE_TOP = 1023 << _CELL_BITS
+_DEEP_TOP = (1023 - _OCTAVES) << _DEEP_BITS
 
 _NO_ROWS = TopLabel(np.empty(0), np.empty(0))
 
@@ -117,10 +125,13 @@ class RowScores(NamedTuple):
 class ScoredChunk(NamedTuple):
     """A chunk of n rows with their probabilities and scores."""
 
-    place: slice  # The rows among all.
-    columns: NDArray[Any]  # The probabilities (C, n).
+    # The rows among all.
+    place: slice
+    # The probabilities (C, n).
+    columns: NDArray[Any]
     labels: IntArray
-    predicted: IntArray  # The first most probable class of each row.
+    # The first most probable class of each row.
+    predicted: IntArray
     rows: RowScores
 
 
@@ -246,19 +257,17 @@ def cells_of(confidence: FloatArray) -> IntArray:
     """The cell, 0 to `N_CELLS` - 1, of each confidence (n,); cells rise with confidence."""
     least = 2.0 ** -(_OCTAVES + _DEEP_OCTAVES)
     bits = np.clip(1.0 - confidence, least, 1 - 2.0**-53).view(np.int64)
-    cells = (1023 << _CELL_BITS) - 1 - (bits >> (52 - _CELL_BITS))
+    cells = _FINE_TOP - 1 - (bits >> _FINE_SHIFT)
     deep = cells >= _N_FINE
     if deep.any():
-        first = (1023 - _OCTAVES) << _DEEP_BITS
-        cells[deep] = _N_FINE + first - 1 - (bits[deep] >> (52 - _DEEP_BITS))
+        cells[deep] = _N_FINE + _DEEP_TOP - 1 - (bits[deep] >> _DEEP_SHIFT)
     return cells
 
 
 def _cell_edges() -> FloatArray:
     """The edges (N_CELLS + 1,) of the confidences of the cells; the last cell ends at 1."""
-    fine = ((1023 << _CELL_BITS) - np.arange(_N_FINE)) << (52 - _CELL_BITS)
-    first = (1023 - _OCTAVES) << _DEEP_BITS
-    deep = (first - np.arange(N_CELLS - _N_FINE)) << (52 - _DEEP_BITS)
+    fine = (_FINE_TOP - np.arange(_N_FINE)) << _FINE_SHIFT
+    deep = (_DEEP_TOP - np.arange(N_CELLS - _N_FINE)) << _DEEP_SHIFT
     return np.append(1 - np.concatenate([fine, deep]).view(np.float64), 1)
 
 
@@ -267,8 +276,9 @@ def _sum_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of the sums of a state, except for its cells, with or without classes."""
     # As in `GroupSums`: bins by predicted class, and scores of all rows.
+    n_groups = n_classes if by_class else 1
     shapes: dict[str, tuple[int, ...]] = {
-        "bins": (5, n_classes if by_class else 1, n_bins),
+        "bins": (5, n_groups, n_bins),
         "scores": (7, 1),
     }
     if by_class:
