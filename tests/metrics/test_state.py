@@ -21,7 +21,7 @@ import hf_calib.metrics as metrics
 from hf_calib import InputError
 from hf_calib.metrics import CalibrationState
 from hf_calib.metrics.state import GroupSums, score_chunks
-from hf_calib.metrics.sums import BinSums, binned_error
+from hf_calib.metrics.sums import BinSums, TopLabel, bin_sums, binned_error
 
 Rows = tuple[NDArray[np.floating], NDArray[np.int64]]
 RNG = np.random.default_rng(0)
@@ -148,6 +148,7 @@ def test_weights() -> None:
         assert merged.compute()[name] == pytest.approx(value, rel=1e-12)
     assert CalibrationState.from_bytes(merged.to_bytes()).compute() == merged.compute()
     assert not state_of(probs, labels, np.ones(len(labels))).weighted
+    assert state_of(probs[:2], labels[:2], np.array([0.5, 1.5])).weighted
 
 
 def test_standard_errors_are_those_of_means() -> None:
@@ -191,6 +192,21 @@ def test_what_needs_confidences_in_order_is_near_that_of_the_rows(kind: str) -> 
             abs((top - right)[top == value].sum()) for value in np.unique(top)
         ) / len(top)
     assert state.compute()["adaptive_ece"] == pytest.approx(exact, abs=tolerance)
+
+
+@pytest.mark.parametrize("n", [100, 104, 105])
+def test_equal_mass_bins_are_the_quantile_bins_of_rows_in_cells_of_their_own(
+    n: int,
+) -> None:
+    confidence = np.linspace(0.51, 0.99, n)
+    probs = np.stack([confidence, 1 - confidence], axis=1)
+    labels = np.arange(n) % 2
+    found = state_of(probs, labels).equal_mass_bins()
+    wanted = bin_sums(TopLabel(confidence, 1.0 - labels), 15, "quantile")
+    # The papers' bins leave out the row with the least confidence.
+    least = np.array([[1.0], [confidence[0]], [1.0]])
+    np.testing.assert_allclose(np.stack(found)[:, 1:], np.stack(wanted)[:, 1:])
+    np.testing.assert_allclose(np.stack(found)[:, :1], np.stack(wanted)[:, :1] + least)
 
 
 def test_groups_are_the_metrics_of_their_rows() -> None:
