@@ -66,6 +66,7 @@ def decompose(top: TopLabel) -> CorpDecomposition:
     _, rows, right = _pooled(top)
     n_rows = len(top.confidence)
     wrong = rows - right
+    # The score is that of the confidences themselves, the other parts are of the pooled ones.
     score = float(np.square(top.confidence - top.correct).mean())
     recalibrated = _recalibrated(rows, right)
     of_recalibrated = right @ (1 - recalibrated) ** 2 + wrong @ recalibrated**2
@@ -188,6 +189,7 @@ def cross_fitted_errors(
     rng = checks.check_draws(1, seed)
     n_rows = len(top.confidence)
     checks.check_integer("n_folds", n_folds, 2, "use 5, or more rows", most=n_rows)
+    # Each fold is recalibrated by a fit to the others, which has not seen its noise.
     folds = rng.permutation(n_rows) % n_folds
     recalibrated = np.empty(n_rows)
     for fold in range(n_folds):

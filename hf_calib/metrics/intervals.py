@@ -115,13 +115,13 @@ def bootstrap_interval(
     Interval(value=0.75, low=0.25, high=1.0)
     """
     rows, targets = checks.check_probs_and_any_labels(probs, labels)
-    function = find_metric(metric).function
-    is_kde = function is kernel.kde_calibration_error
+    found = find_metric(metric)
+    is_kde = found.function is kernel.kde_calibration_error
     requirement = "metric to be one that may see an example twice"
     way_out = "it counts them as neighbours; use consistency_test, or smooth_calibration_error"
     check(not is_kde, requirement, "kde_calibration_error", way_out)
     checks.check_draws(n_resamples, seed, confidence_level)
-    value = _finite_value(find_metric(metric), rows, targets, options)
+    value = _finite_value(found, rows, targets, options)
     # Resamples of one row have no spread, which says nothing about other rows.
     if len(rows) == 1:
         return Interval(value)
@@ -130,7 +130,7 @@ def bootstrap_interval(
         asked, rows, targets, n_resamples=n_resamples, seed=seed
     )
     interval = sums.interval_of(value, draws, confidence_level)
-    is_ece = function is scores.expected_calibration_error
+    is_ece = found.function is scores.expected_calibration_error
     if is_ece and not interval.low <= value <= interval.high:
         warnings.warn(
             f"The interval {interval.low:.4g} to {interval.high:.4g} excludes the value, "
@@ -188,6 +188,7 @@ def _of_counts(
         return lambda counts: float(of_sums.value(add(counts), counts.sum()))
 
     def of_rows(counts: FloatArray) -> float:
+        # A metric without sums needs the rows of the sample themselves.
         drawn = np.repeat(np.arange(len(counts)), counts.astype(np.intp))
         if metric.of_top is not None:
             return float(metric.of_top(top.part(drawn), **options))
@@ -201,12 +202,8 @@ def _finite_value(
 ) -> float:
     _check_options(metric.function, options)
     value = float(metric.function(probs, labels, **options))
-    check(
-        np.isfinite(value),
-        "the metric to be finite",
-        value,
-        "it is undefined for these data",
-    )
+    way_out = "it is undefined for these data"
+    check(np.isfinite(value), "the metric to be finite", value, way_out)
     return value
 
 
@@ -217,7 +214,8 @@ def _check_options(function: MetricFunction, options: dict[str, Any]) -> None:
     check_type("sample_weight" not in options, requirement, "weights", way_out)
     if function not in [row.function for row in METRICS.values()]:
         return
-    _probs, _labels, *known = signature(function).parameters
+    # The first two are probs and labels.
+    known = [*signature(function).parameters][2:]
     unknown = next((name for name in options if name not in known), None)
     requirement = f"the options to be those of {function.__name__}"
     way_out = did_you_mean(unknown, {*known} - {"sample_weight"})
@@ -225,10 +223,10 @@ def _check_options(function: MetricFunction, options: dict[str, Any]) -> None:
 
 
 def _check_resamples(draws: FloatArray) -> FloatArray:
-    failed = np.count_nonzero(~np.isfinite(draws))
-    got = f"NaN or infinity for {failed} of {len(draws)}"
+    n_failed = np.count_nonzero(~np.isfinite(draws))
+    got = f"NaN or infinity for {n_failed} of {len(draws)}"
     way_out = "this metric is undefined for some resamples; use more examples"
-    check(not failed, "the metric of each resample to be finite", got, way_out)
+    check(n_failed == 0, "the metric of each resample to be finite", got, way_out)
     return draws
 
 
@@ -433,12 +431,12 @@ class Populations:
     """
 
     def __init__(self, bins: BinSums) -> None:
-        self.occupied = bins.counts > 0
-        self.counts, confidence, correct = (part[self.occupied] for part in bins)
-        self.n_rows = self.counts.sum()
-        self.shares = self.counts / self.n_rows
-        self.stated = np.clip(confidence / self.counts, 0, 1)
-        self.gaps = (confidence - correct) / self.counts
+        filled = bins.counts > 0
+        counts, confidence, correct = (part[filled] for part in bins)
+        self.n_rows = counts.sum()
+        self.shares = counts / self.n_rows
+        self.stated = np.clip(confidence / counts, 0, 1)
+        self.gaps = (confidence - correct) / counts
         self.value = float(self.shares @ np.abs(self.gaps))
         variances = self.stated * (1 - self.stated)
         self._variances = np.maximum(variances, _SMALLEST_VARIANCE)
@@ -460,9 +458,8 @@ class Populations:
 
     def errors(self, shrinkage: FloatArray | float) -> FloatArray:
         """The calibration errors (...) for shrinkages (...)."""
-        return np.asarray(
-            np.abs(self.stated - self.accuracies(shrinkage)) @ self.shares
-        )
+        gaps = np.abs(self.stated - self.accuracies(shrinkage))
+        return np.asarray(gaps @ self.shares)
 
 
 def interval_of_bins(

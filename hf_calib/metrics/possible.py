@@ -56,6 +56,7 @@ def impossible_sums(sums: dict[str, FloatArray], cell_edges: FloatArray) -> str 
     totals = _Totals(*sums["bins"].sum(axis=(1, 2)))
     are_finite = [np.isfinite(each).all() for each in sums.values()]
     are_whole = (rows >= 0) & (rows == np.floor(rows))
+    # A bin without rows has no weight.
     have_rows = (mass == 0) | (rows >= 1)
     holds: dict[str, Any] = {
         "numbers": all(are_finite),
@@ -76,10 +77,11 @@ def _cells_hold(
     cells: FloatArray, edges: FloatArray, totals: _Totals
 ) -> dict[str, Any]:
     mass, stated, right = cells
-    can_be_stated = _can_be(mass, stated, edges[:-1], edges[1:])
+    are_cells = (mass >= 0) & _is_part(right, mass)
+    are_cells &= _can_be(mass, stated, edges[:-1], edges[1:])
     of_bins = np.array([totals.mass, totals.stated, totals.right])
     return {
-        "cells": (mass >= 0) & _is_part(right, mass) & can_be_stated,
+        "cells": are_cells,
         "sums of cells": _is_same(cells.sum(axis=1), of_bins, totals.mass),
     }
 
@@ -95,7 +97,8 @@ def _scores_hold(scores: FloatArray, totals: _Totals) -> dict[str, Any]:
     are_weights &= weights_squared * totals.rows >= least_squared
     least_nll = -mass * np.log(totals.stated / mass) if mass > 0 else 0.0
     is_nll = (nll >= least_nll - slack) & (nll <= _MOST_NATS * mass)
-    is_nll &= nll_squares * mass >= nll**2 * (1 - _SAME) - slack * mass
+    least_squares = nll**2 * (1 - _SAME) - slack * mass
+    is_nll &= nll_squares * mass >= least_squares
     is_nll &= nll_squares <= _MOST_NATS * (nll + slack)
     is_brier = _can_be(mass, brier, 0, 2, brier_squares)
     is_difference = _is_same(gap, totals.stated - totals.right, mass)
@@ -119,8 +122,9 @@ def _classes_hold(
     if is_softmax and n_classes > 1:
         # Each row has one label, or shares of it, and probabilities that sum to 1.
         off = np.abs(probabilities.sum() - total)
+        tolerance = row_sum_tolerance(n_classes) + _SLACK
         of_rows = _is_same(true.sum(), total, total)
-        of_rows &= off <= (row_sum_tolerance(n_classes) + _SLACK) * total
+        of_rows &= off <= tolerance * total
     return {
         "rows of classes": (mass >= 0) & of_rows,
         "true rows of classes": _is_part(true, mass),
@@ -133,11 +137,13 @@ def _can_be(
 ) -> NDArray[np.bool_]:
     """Whether values in [low, high] can have these sums, and sums of squares if they are given."""
     slack = _SLACK * mass
-    found = (first >= low * mass - slack) & (first <= high * mass + slack)
+    found = first >= low * mass - slack
+    found &= first <= high * mass + slack
     if second is not None:
-        least = first * (first / np.where(mass > 0, mass, 1))
+        mean = first / np.where(mass > 0, mass, 1)
         most = (low + high) * first - low * high * mass
-        found &= (second >= least - slack) & (second <= most + slack)
+        found &= second >= first * mean - slack
+        found &= second <= most + slack
     return np.asarray(found)
 
 
