@@ -22,7 +22,7 @@ from transformers import DataCollatorWithPadding, TrainerCallback, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments, label_maps, load_data
-from hf_calib.experiments import parse_arguments
+from hf_calib.experiments import parse_arguments, print_input_errors
 
 CRITERIA = ("eval_loss", "eval_nll_calibrated")
 MEASURED = ("accuracy", "nll", "nll_calibrated", "ece", "ece_calibrated")
@@ -115,6 +115,8 @@ def table(results):
 
 
 if __name__ == "__main__":
+    # Errors in the input are one line each.
+    sys.excepthook = print_input_errors
     if sys.argv[1] == "--table":
         print(table(pandas.read_csv(sys.argv[2])))
         sys.exit()

@@ -12,6 +12,7 @@ The networks of the papers, trained from scratch:
 """
 
 import json
+import sys
 from dataclasses import dataclass, field
 
 from papers.dynamics import TrainingTrace
@@ -38,7 +39,7 @@ from hf_calib.data import (
     load_ood,
     multi_hot,
 )
-from hf_calib.experiments import parse_arguments, train_and_report
+from hf_calib.experiments import parse_arguments, print_input_errors, train_and_report
 
 
 @dataclass
@@ -136,6 +137,7 @@ class ModelArguments:
     )
 
 
+sys.excepthook = print_input_errors  # one line each, without a traceback
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, DataArguments, CalibrationTrainingArguments)
 )

@@ -8,6 +8,7 @@ does not fit on one GPU, use `recipes/accelerate/fsdp.yaml`.
 """
 
 import json
+import sys
 from dataclasses import dataclass, field
 
 from transformers import (
@@ -19,7 +20,7 @@ from transformers import (
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments, label_maps, load_data, load_ood
-from hf_calib.experiments import parse_arguments, train_and_report
+from hf_calib.experiments import parse_arguments, print_input_errors, train_and_report
 from hf_calib.language_models import PromptTemplate, label_token_classifier
 
 
@@ -76,6 +77,7 @@ class ModelArguments:
             )
 
 
+sys.excepthook = print_input_errors  # one line each, without a traceback
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, DataArguments, CalibrationTrainingArguments)
 )

@@ -8,6 +8,7 @@ training file are held out for the temperature and the gammas. Without --test_fi
 example from scratch.
 """
 
+import sys
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -21,7 +22,7 @@ from transformers import (
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data.sources import load_rows
-from hf_calib.experiments import parse_arguments, train_and_report
+from hf_calib.experiments import parse_arguments, print_input_errors, train_and_report
 
 
 @dataclass
@@ -49,6 +50,7 @@ class TextArguments:
     )
 
 
+sys.excepthook = print_input_errors  # one line each, without a traceback
 text_args, training_args = parse_arguments(
     (TextArguments, CalibrationTrainingArguments)
 )

@@ -7,6 +7,7 @@ On several GPUs, replace `python` by `accelerate launch --config_file recipes/ac
 `torchrun --nproc_per_node 8`.
 """
 
+import sys
 from dataclasses import dataclass, field
 
 from papers.dynamics import TrainingTrace
@@ -25,7 +26,7 @@ from transformers import (
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import label_maps, load_ood, multi_hot
-from hf_calib.experiments import parse_arguments, train_and_report
+from hf_calib.experiments import parse_arguments, print_input_errors, train_and_report
 
 
 @dataclass
@@ -67,6 +68,7 @@ class ModelArguments:
                 raise SystemExit(f"expected {name} to be at least 1, got {length}")
 
 
+sys.excepthook = print_input_errors  # one line each, without a traceback
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, StudyDataArguments, CalibrationTrainingArguments)
 )

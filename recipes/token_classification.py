@@ -7,6 +7,7 @@ On several GPUs, replace `python` by `accelerate launch --config_file recipes/ac
 `torchrun --nproc_per_node 8`.
 """
 
+import sys
 from dataclasses import dataclass, field
 
 from transformers import (
@@ -18,7 +19,7 @@ from transformers import (
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments, load_tagged, tag_maps, tokenize_words
-from hf_calib.experiments import parse_arguments, train_and_report
+from hf_calib.experiments import parse_arguments, print_input_errors, train_and_report
 
 
 @dataclass
@@ -39,6 +40,7 @@ class ModelArguments:
             )
 
 
+sys.excepthook = print_input_errors  # one line each, without a traceback
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, DataArguments, CalibrationTrainingArguments)
 )

@@ -109,7 +109,9 @@ _FEW = 6  # The most temperatures that are shown.
 
 @dataclass(frozen=True)
 class Results:
-    """Measurements "before" and "after" calibration, or only the "value" of a model as it is served."""
+    """Measurements "before" and "after" calibration, or only the "value" of a model as it is
+    served.
+    """
 
     columns: Mapping[
         str, Mapping[str, Any]
@@ -209,7 +211,8 @@ class Facts:
 def read_facts(folder: Path) -> Facts:
     """The facts in config.json, calibration.json, the report and decisions.json.
 
-    A file that is unreadable, or about other weights, is left out with a warning, so that a run ends with its card.
+    A file that is unreadable, or about other weights, is left out with a warning, so that a run
+    ends with its card.
     """
     config = _json(folder / CONFIG_NAME, CONFIG_KINDS)
     recorded = recorded_in(config)
@@ -219,7 +222,8 @@ def read_facts(folder: Path) -> Facts:
         _left_out(f"{MAP_NAME}, which is about other weights", "Calibrate this model.")
         recorded = {}
         record = {}
-    # The config comes first: it belongs to the weights. A calibrator that does not fold may be next to folded ones.
+    # The config comes first: it belongs to the weights.
+    # A calibrator that does not fold may be next to folded ones.
     is_in_weights = bool(recorded.get("folded", record.get("folded")))
     return Facts(
         config,
@@ -238,7 +242,9 @@ def _method(record: Mapping[str, Any]) -> Any:
 
 
 def _record(folder: Path, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The calibration.json, if its calibrator can be loaded and is, where it is folded, that of the weights."""
+    """The calibration.json, if its calibrator can be loaded and is, where it is folded,
+    that of the weights.
+    """
     record = _json(folder / MAP_NAME, RECORD_KINDS, MOST_BYTES_OF_A_MAP)
     try:
         if record:

@@ -1,7 +1,10 @@
-"""What an output folder holds of earlier commands: no result stays next to those for other probabilities."""
+"""What an output folder holds of earlier commands: no result stays next to those for other
+probabilities.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hf_calib._errors import check, few
@@ -21,12 +24,18 @@ def results(output: Path) -> list[Path]:
     return found
 
 
-def on_lost_rule(output: Path, had_rule: bool) -> list[str]:
-    """A note where a folder had a rule, and a command has removed it."""
-    if not had_rule or rule_files(output):
+def on_lost_rule(output: Path, earlier: Sequence[Path]) -> list[str]:
+    """A note where a folder had a rule or a report on one, and a command has removed it."""
+    lost = [path for path in earlier if not path.exists()]
+    if not lost:
         return []
-    note = f"The rule of {DECISIONS} in {output}, and the report on it, are removed, "
-    return [note + "as they are for other probabilities. Run hf-calib decide again."]
+    what = "The report on an earlier rule"
+    if output / DECISIONS in lost:
+        what = f"The rule of {DECISIONS}"
+    return [
+        f"{what} in {output} is removed, as it is for other probabilities. "
+        "Run hf-calib decide again."
+    ]
 
 
 def _is_calibrated(output: Path) -> bool:
@@ -38,7 +47,8 @@ def _is_calibrated(output: Path) -> bool:
 def check_holds_no_others(output: Path) -> None:
     """Raise if calibrated predictions would replace, or stand next to, a file of the user's."""
     names = [name for name in PREDICTIONS if (output / name).exists()]
-    is_own = not names or _is_calibrated(output)
+    # A calibration writes one of them.
+    is_own = not names or (_is_calibrated(output) and len(names) == 1)
     requirement = "output to hold no predictions but those of an earlier calibrate"
     way_out = "name another folder"
     check(is_own, requirement, f"{output} with {few(names)}", way_out)

@@ -6,7 +6,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from hf_calib.models.weights import is_in_weights
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
+    SavedMap,
     check_in_weights,
     has_bias,
     load_map,
@@ -50,34 +51,29 @@ if TYPE_CHECKING:
     from hf_calib.commands.source import Running
 
 
+@dataclass(frozen=True)
+class _Found:
+    """What a folder holds of a calibrated model."""
+
+    path: Path
+    config: Mapping[str, Any]
+    # The calibrator next to the model and not in its weights.
+    beside: SavedMap | None
+    is_folded: bool
+
+    @property
+    def is_calibrated(self) -> bool:
+        return self.is_folded or self.beside is not None
+
+
 def run(options: Push, running: Running) -> Done:
-    """Push a folder in one commit with its card; a calibrator next to a model is folded in, in a temporary folder."""
-    folder = options.folder
-    repo = options.repo
-    check_destination(repo, options.revision)
-    has_config = (folder / CONFIG).is_file()
-    config = read_json(folder / CONFIG, CONFIG_KINDS) if has_config else {}
-    if (folder / _REPORT).is_file():
-        read_json(folder / _REPORT, {})
-    recorded = recorded_in(config)
-    folded = bool(recorded.get("folded"))
-    saved = load_map(folder) if (folder / MAP_NAME).is_file() else None
-    # A calibrator that does not fold may be next to weights with an earlier one.
-    if folded and saved is not None and method_of(saved.scaler) not in FOLDABLE_SCALERS:
-        folded = False
-    if folded:
-        check_in_weights(saved, recorded, str(folder))
-        weights = saved.about.get("fingerprint") if saved else None
-        are_same = weights is None or has_weights(folder, weights)
-        got = f"that of other weights in {folder}"
-        way_out = "calibrate this model again, or remove calibration.json"
-        check(are_same, "the calibrator to be that of the model", got, way_out)
-        saved = None
-    elif saved is not None and _is_in_weights(folder, config, saved):
-        folded = True
-        saved = None
-    is_calibrated = folded or saved is not None
-    notes = _warned_of(folder, is_calibrated or not has_config, options.no_fold)
+    """Push a folder in one commit with its card; a calibrator next to a model is folded in,
+    in a temporary folder.
+    """
+    check_destination(options.repo, options.revision)
+    found = _look(options.folder)
+    notes = _warned_of(found, options.no_fold)
+    is_folded = found.is_folded
     # The last are those of the commit.
     announced: list[Changes] = []
 
@@ -87,45 +83,46 @@ def run(options: Push, running: Running) -> Done:
             running.warn(line)
 
     with tempfile.TemporaryDirectory() as scratch:
-        source = folder
-        if saved is not None:
-            made = Path(scratch, folder.resolve().name)
+        source = found.path
+        if found.beside is not None:
+            made = Path(scratch, found.path.resolve().name)
             why = "The calibrator is not in the weights"
             if not options.no_fold:
-                running.stages(f"folding {title_of(saved.scaler)} into the head")
-                why = _write_folded(folder, made, config, saved)
-            if why:
+                running.stages(f"folding {title_of(found.beside.scaler)} into the head")
+                why = _write_folded(found, made)
+            is_folded = not why
+            if is_folded:
+                source = made
+                notes += _on_left_rule(found.path, made)
+            else:
                 notes.append(
                     f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is."
                 )
-            else:
-                folded = True
-                source = made
-                if (folder / DECISIONS).is_file() and not (made / DECISIONS).is_file():
-                    notes.append(OUTDATED)
-        if is_calibrated:
+        if found.is_calibrated:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
-                write_card(source, repo_id=with_owner(repo))
+                write_card(source, repo_id=with_owner(options.repo))
             notes += [str(warning.message) for warning in caught]
-        running.stages(f"pushing to {repo}")
+        running.stages(f"pushing to {options.repo}")
+        what = "a calibrated model" if found.is_calibrated else "a model"
         commit: Any = push_folder(
             source,
-            repo,
+            options.repo,
             private=options.private or None,
             revision=options.revision,
             create_pr=options.create_pr,
-            message="Push a calibrated model" if is_calibrated else "Push a model",
+            message=f"Push {what}",
             announce=announce,
         )
     changes = announced[-1]
     revision = commit.pr_revision or options.revision
+    needs_pipeline = found.is_calibrated and not is_folded
     usage = usage_lines(
         changes.repo_id,
-        task_of(config),
-        by_hf_calib=(is_calibrated and not folded) or config.get(PROMPT) is not None,
+        task_of(found.config),
+        by_hf_calib=needs_pipeline or found.config.get(PROMPT) is not None,
         revision=revision,
-        trust_remote_code="auto_map" in config,
+        trust_remote_code="auto_map" in found.config,
     )
     is_new = commit.oid != changes.parent
     record = {
@@ -133,7 +130,7 @@ def run(options: Push, running: Running) -> Done:
         "revision": revision,
         "url": commit.commit_url,
         "pr_url": commit.pr_url,
-        "folded": folded,
+        "folded": is_folded,
         "changed": is_new,
         "usage": usage,
     }
@@ -152,8 +149,41 @@ def run(options: Push, running: Running) -> Done:
     return Done(lines, record, notes)
 
 
+def _look(folder: Path) -> _Found:
+    """Read what says whether a folder's model is calibrated,
+    and refuse a calibrator of other weights.
+    """
+    has_config = (folder / CONFIG).is_file()
+    config = read_json(folder / CONFIG, CONFIG_KINDS) if has_config else {}
+    if (folder / _REPORT).is_file():
+        read_json(folder / _REPORT, {})
+    saved = load_map(folder) if (folder / MAP_NAME).is_file() else None
+    folds = saved is None or method_of(saved.scaler) in FOLDABLE_SCALERS
+    recorded = recorded_in(config)
+    # A calibrator that does not fold may be next to weights with an earlier one.
+    if recorded.get("folded") and folds:
+        check_in_weights(saved, recorded, str(folder))
+        weights = saved.about.get("fingerprint") if saved else None
+        are_same = weights is None or has_weights(folder, weights)
+        got = f"that of other weights in {folder}"
+        way_out = "calibrate this model again, or remove calibration.json"
+        check(are_same, "the calibrator to be that of the model", got, way_out)
+        return _Found(folder, config, beside=None, is_folded=True)
+    if saved is not None and _is_in_weights(folder, config, saved):
+        return _Found(folder, config, beside=None, is_folded=True)
+    return _Found(folder, config, beside=saved, is_folded=False)
+
+
+def _on_left_rule(folder: Path, made: Path) -> list[str]:
+    """A note where a rule is not pushed with the folded model."""
+    is_left = (folder / DECISIONS).is_file() and not (made / DECISIONS).is_file()
+    return [OUTDATED] if is_left else []
+
+
 def _is_in_weights(folder: Path, config: Mapping[str, Any], saved: Any) -> bool:
-    """Whether the weights have the calibrator, unless it takes adapters or foreign code to load them."""
+    """Whether the weights have the calibrator, unless it takes adapters or foreign code to load
+    them.
+    """
     task = task_of(config)
     is_classifier = task is not None and task.classifier is not None
     is_foreign = "auto_map" in config or (folder / ADAPTER_CONFIG).is_file()
@@ -175,8 +205,9 @@ def _rule_of_served(folder: Path) -> Decisions | None:
     return found if found.calibrator is not None else None
 
 
-def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
+def _warned_of(found: _Found, no_fold: bool) -> list[str]:
     """Warnings that what is pushed is not calibrated, which is refused without no_fold."""
+    folder = found.path
     if (folder / ADAPTER_CONFIG).is_file():
         way_out = "merge them (save_calibrated_model, or merge_and_unload and calibrate), or --no-fold"
         check(no_fold, f"{folder} to hold a whole model", "adapters", way_out)
@@ -187,16 +218,21 @@ def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
         "calibrate it first (hf-calib calibrate), or push it unchanged with --no-fold"
     )
     requirement = f"{folder} to hold a calibrated model"
+    # A folder without a model has no probabilities.
+    is_calibrated = found.is_calibrated or not (folder / CONFIG).is_file()
     check(no_fold or is_calibrated, requirement, f"no {MAP_NAME}", way_out)
     if is_calibrated:
         return []
     return [f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated."]
 
 
-def _write_folded(
-    folder: Path, target: Path, config: Mapping[str, Any], saved: Any
-) -> str:
-    """Write a model with its calibrator folded in, and all other files to push; return why that cannot be, or ""."""
+def _write_folded(found: _Found, target: Path) -> str:
+    """Write a model with its calibrator folded in, and all other files to push;
+    return why that cannot be, or "".
+    """
+    folder = found.path
+    config = found.config
+    saved: Any = found.beside
     title = title_of(saved.scaler)
     if method_of(saved.scaler) not in FOLDABLE_SCALERS:
         return f"{title} does not fold into the head"
@@ -226,7 +262,8 @@ def _write_folded(
     # The rule may be of weights that were trained since, if the calibrator's file names none.
     if rule is not None and (own is None or has_weights(folder, own)):
         replace(rule, fingerprint=weights, calibrator=None).save(target)
-    # A report on the model with its calibrator next to it is also one on the model with it folded in.
+    # A report on the model with its calibrator next to it is also one on the model with it folded
+    # in.
     path = target / _REPORT
     if path.is_file():
         report = read_json(path, {"about": dict})

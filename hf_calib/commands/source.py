@@ -1,4 +1,6 @@
-"""A source, files of predictions or a model, and its predictions of every set of rows that a command names."""
+"""A source, files of predictions or a model, and its predictions of every set of rows that a
+command names.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,17 @@ class Running:
 
     trust_remote_code: bool = False
     progress: OnRows = ignore_rows
-    # Called with a line: the name of a stage as it begins; what a reader has to know before the command ends.
+    # Called with a line: the name of a stage as it begins;
+    # what a reader has to know before the command ends.
     stages: Callable[[str], None] = lambda stage: None
     warn: Callable[[str], None] = lambda line: None
 
 
 @dataclass
 class Source:
-    """Sets of rows by names, "data" and perhaps "test_data" and others, and the predictions of them."""
+    """Sets of rows by names, "data" and perhaps "test_data" and others,
+    and the predictions of them.
+    """
 
     name: str
     sets: dict[str, RowSet]
@@ -165,7 +170,8 @@ class FileSource(Source):
         found = self.read[name].predictions
         if name == "data":
             return found
-        # A map that is fitted to logits is not one of their probabilities, and wrong and correct are not two classes.
+        # A map that is fitted to logits is not one of their probabilities,
+        # and wrong and correct are not two classes.
         rows = self.sets[name]
         wanted = _form(self.predictions(), with_labels=rows.labelled)
         form = _form(found, with_labels=rows.labelled)
@@ -284,10 +290,11 @@ def open_source(
     *,
     all_columns: bool = False,
 ) -> FileSource | ModelSource:
-    """Read the predictions, or load the model and check every row of all sets; nothing is predicted yet.
+    """Read the predictions, or load the model and check every row of all sets;
+    nothing is predicted yet.
 
-    `check_labels` refuses options that do not fit the kind of the labels, as early as that is known. Of tables, all
-    columns are kept if they are asked for.
+    `check_labels` refuses options that do not fit the kind of the labels, as early as that is
+    known. Of tables, all columns are kept if they are asked for.
     """
     data = options.data
     sets = options.row_sets()
@@ -342,7 +349,9 @@ def _check_apart(sets: Mapping[str, RowSet], places: Mapping[str, set[Any]]) -> 
 
 
 def _check_is_outside(output: Path | None, sources: Sequence[str]) -> None:
-    """Raise if the output lies where all files are read, as it would be read with them the next time."""
+    """Raise if the output lies where all files are read,
+    as it would be read with them the next time.
+    """
     if output is None:
         return
     target = output.resolve()

@@ -51,11 +51,12 @@ def check_unambiguous(kind: Any, label: str, class_names: Sequence[str]) -> None
 def label_ids(
     column: Any, name: str, names: Sequence[str], told: tuple[str, str] = OF_TABLES
 ) -> NDArray[np.int64]:
-    """Return the ids (n,) of the labels in a pyarrow array, which are names or ids; raise a `RowError` otherwise.
+    """Return the ids (n,) of the labels in a pyarrow array, which are names or ids;
+    raise a `RowError` otherwise.
 
-    One rule holds for the whole column. Its labels are names if all of them are; upper and lower case count only if
-    names differ by it alone. Otherwise they are ids from 0, also as floats or texts. If all names are numbers, labels
-    are names, which are compared as numbers.
+    One rule holds for the whole column. Its labels are names if all of them are; upper and lower
+    case count only if names differ by it alone. Otherwise they are ids from 0, also as floats or
+    texts. If all names are numbers, labels are names, which are compared as numbers.
 
     Args:
         column: integers, floats, texts or booleans.
@@ -92,7 +93,9 @@ def label_ids(
 
 
 def are_flags(column: Any, name: str, class_names: Sequence[str]) -> bool:
-    """Whether labels are false or true, which stand for the first and the second of these two class names."""
+    """Whether labels are false or true, which stand for the first and the second of these two class
+    names.
+    """
     import pyarrow
     import pyarrow.compute as compute
     from pyarrow import types
@@ -113,9 +116,10 @@ def are_equal(
 ) -> NDArray[np.int64]:
     """1 where the prediction (n,) is the label, in pyarrow arrays of any types; otherwise 0.
 
-    The rule is that of `label_ids`. Texts are names if one column has all values of the other. Otherwise numbers are
-    compared as numbers, and other texts without upper and lower case. As no class names say which is meant, texts that
-    may be codes or the same number, such as "01" and "1", are refused unless they are names.
+    The rule is that of `label_ids`. Texts are names if one column has all values of the other.
+    Otherwise numbers are compared as numbers, and other texts without upper and lower case. As no
+    class names say which is meant, texts that may be codes or the same number, such as "01" and
+    "1", are refused unless they are names.
     """
     import pyarrow
 
@@ -174,7 +178,9 @@ def _check_not_padded(
     texts: Sequence[str],
     told: str,
 ) -> None:
-    """Raise if a prediction, by its key, and a label are the same number, and one may be a code such as "01"."""
+    """Raise if a prediction, by its key, and a label are the same number,
+    and one may be a code such as "01".
+    """
     pairs = [
         (predicted[key], text)
         for key, text in zip(keys, texts, strict=True)
@@ -195,7 +201,9 @@ def _is_padded(text: str) -> bool:
 
 
 def _exact(column: Any, argument: str) -> Any:
-    """Return a column that is `filled`; raise if its numbers are floats that may have been other integers."""
+    """Return a column that is `filled`; raise if its numbers are floats that may have been other
+    integers.
+    """
     import pyarrow.compute as compute
     from pyarrow import types
 
@@ -225,7 +233,9 @@ def _key(text: str) -> Decimal | str:
 
 
 def is_same(text: str, other: str) -> bool:
-    """Whether two texts are one label: the same number, or the same text without upper and lower case."""
+    """Whether two texts are one label: the same number,
+    or the same text without upper and lower case.
+    """
     return _key(text) == _key(other)
 
 
@@ -266,7 +276,9 @@ def filled(column: Any, argument: str) -> Any:
 def _ids_of_numbers(
     texts: Any, argument: str, numbers: Sequence[Decimal | None]
 ) -> Any:
-    """The ids (n,) of labels that are numbers, null for those without a class; None if a label is no number."""
+    """The ids (n,) of labels that are numbers, null for those without a class;
+    None if a label is no number.
+    """
     import pyarrow
 
     encoded = texts.dictionary_encode()

@@ -81,7 +81,9 @@ def difference_diagram(
         against = textwrap.fill(f"distinguishable from {baseline}", 60)
         hollow = {**marker, "markerfacecolor": "white"}
         signs = {against: marker, "not distinguishable": hollow}
-        style.add_legend(figure, grid[0, 0], signs, columns=2)
+        for label, look in signs.items():
+            grid[0, 0].plot([], [], label=label, **look)
+        style.add_legend(figure, grid[0, 0], columns=2)
     return figure
 
 

@@ -325,14 +325,14 @@ def test_a_rule_that_answers_nothing_is_not_written(
             ("--delta", 0.1, "--alpha", 0.1),
             "--delta to be given with accuracy only, got 0.1; leave it out, as it has no effect",
         ),
-        (("--alpha", 0), r"expected alpha to lie in \(0, 1\), got 0"),
+        (("--alpha", 0), r"expected --alpha to lie in \(0, 1\), got 0"),
         (
             ("--sets", "aps"),
             "--sets to be given with alpha only, got 'aps'; leave it out, as it has no effect",
         ),
         (
             ("--costs", "nowhere.csv"),
-            "expected costs to be a csv file of numbers, got nowhere.csv",
+            "expected --costs to be a csv file of numbers, got nowhere.csv",
         ),
         (
             ("--costs", "few.csv"),

@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 
 from hf_calib import CalibrationTrainingArguments
 from hf_calib._errors import InputError
-from hf_calib.experiments.config_file import parse_arguments, read_config
+from hf_calib.experiments.config_file import (
+    parse_arguments,
+    print_input_errors,
+    read_config,
+)
 
 
 @dataclass
@@ -187,16 +191,17 @@ def test_16_bits_of_a_file_are_off_where_nothing_computes_in_them(
 def test_a_script_ends_with_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    before = sys.excepthook
     monkeypatch.setattr(sys, "argv", ["/scripts/train.py", "--config", "no.yaml"])
     with pytest.raises(ValueError, match="expected --config") as wrong:
         parse_arguments([CalibrationTrainingArguments])
-    sys.excepthook(wrong.type, wrong.value, wrong.tb)
+    assert sys.excepthook is before
+    print_input_errors(wrong.type, wrong.value, wrong.tb)
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(
         "train.py: expected --config to name an existing YAML file, got no"
     )
-    sys.excepthook(wrong.type, SystemError("a bug"), wrong.tb)
+    print_input_errors(wrong.type, SystemError("a bug"), wrong.tb)
     assert "Traceback" in capsys.readouterr().err
 
 
