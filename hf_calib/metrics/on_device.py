@@ -17,7 +17,6 @@ from torch import Tensor
 
 from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, IntArray, check_type
-from hf_calib.metrics.state import RowScores
 from hf_calib.metrics.sums import uniform_edges
 
 _IGNORED_LABEL = -100
@@ -63,9 +62,10 @@ def check_batch(
 
 
 class Fetched(NamedTuple):
-    """N predictions with their classes (N,), the sums of classes, and the counts (5,) of rows."""
+    """N predictions: scores and classes (N,), the sums of classes, and the counts (5,) of rows."""
 
-    rows: RowScores
+    # Confidence, correctness, NLL and Brier score, (N,) each.
+    scores: list[FloatArray]
     predicted: IntArray
     class_bins: FloatArray | None
     counts: FloatArray
@@ -134,6 +134,11 @@ class LogitScores:
                 used = self._add_indices(wide, own)
                 self._counts[2] += (is_given & ~used).sum()
 
+    @property
+    def n_kept(self) -> int:
+        """The number of predictions that wait to be read, with those that do not count."""
+        return sum(len(columns[0]) for columns in self._kept)
+
     def fetch(self) -> Fetched:
         """Wait for the device, and return what the predictions add to a state."""
         columns = [torch.cat(parts) for parts in zip(*self._kept, strict=True)]
@@ -143,9 +148,7 @@ class LogitScores:
         if self._class_bins is not None:
             class_bins = self._class_bins.cpu().numpy()
         predicted = own.pop().astype(np.intp)
-        return Fetched(
-            RowScores(*own), predicted, class_bins, self._counts.cpu().numpy()
-        )
+        return Fetched(own, predicted, class_bins, self._counts.cpu().numpy())
 
     def _add_indices(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Add one prediction per row of logits (R, C); return whether its label (R, 1) is valid."""

@@ -43,6 +43,9 @@ _MOST_SENT = 2**21
 # The most in memory: 1 GiB.
 _MOST_SUMS = 2**27
 
+# The most predictions of logits on a device, some 100 MB, before it is waited for.
+_MOST_KEPT = 2**22
+
 # With so few classes, most probabilities are above the first bin, and are not searched for.
 _FEW_CLASSES = 3
 
@@ -359,7 +362,8 @@ class CalibrationState:
         """Add the scores of logits, if there are any."""
         if self._on_device is None:
             return
-        rows, predicted, class_bins, counts = self._on_device.fetch()
+        columns, predicted, class_bins, counts = self._on_device.fetch()
+        rows = RowScores(*columns)
         self._on_device = None
         self._counts += counts
         if class_bins is not None:
@@ -432,6 +436,8 @@ class CalibrationState:
                 **sizes, by_class=self.by_class, device=logits.device
             )
         self._on_device.add(logits, labels, **kind)
+        if self._on_device.n_kept > _MOST_KEPT:
+            self._read_device()
 
     def all_reduce(self) -> None:
         """Share the rows of all processes of torch.distributed; each calls it once, at its end."""

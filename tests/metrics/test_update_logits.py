@@ -106,6 +106,8 @@ def test_batch_size_and_chunk_size_do_not_matter(
     assert_same(streamed(logits, labels, batch, n_bins=n_bins), expected)
     monkeypatch.setattr("hf_calib.metrics.on_device._CHUNK_ELEMENTS", 20)
     assert_same(streamed(logits, labels, batch, n_bins=n_bins), expected)
+    monkeypatch.setattr("hf_calib.metrics.state._MOST_KEPT", 60)
+    assert_same(streamed(logits, labels, batch, n_bins=n_bins), expected)
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
