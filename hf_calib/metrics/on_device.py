@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, IntArray, check_type
+from hf_calib.metrics.checks import FloatArray, check_type
 from hf_calib.metrics.sums import uniform_edges
 
 _IGNORED_LABEL = -100
@@ -62,11 +62,10 @@ def check_batch(
 
 
 class Fetched(NamedTuple):
-    """N predictions: scores and classes (N,), the sums of classes, and the counts (5,) of rows."""
+    """The scores of N predictions, the sums of classes, and the counts (5,) of rows."""
 
     # Confidence, correctness, NLL and Brier score, (N,) each.
     scores: list[FloatArray]
-    predicted: IntArray
     class_bins: FloatArray | None
     counts: FloatArray
 
@@ -95,7 +94,7 @@ class LogitScores:
         # The numbers of rows, of those that are not finite, of invalid indices, of invalid 0/1
         # labels, and of rows of soft labels that are not shares.
         self._counts = self._zeros(5)
-        # Of each chunk, the confidence, correctness, NLL, Brier score and class of its predictions.
+        # Of each chunk, the confidence, correctness, NLL and Brier score of its predictions.
         self._kept: list[list[Tensor]] = []
         # With edges rounded to float32, every float32 value is in the same bin as with float64
         # edges.
@@ -147,8 +146,7 @@ class LogitScores:
         class_bins = None
         if self._class_bins is not None:
             class_bins = self._class_bins.cpu().numpy()
-        predicted = own.pop().astype(np.intp)
-        return Fetched(own, predicted, class_bins, self._counts.cpu().numpy())
+        return Fetched(own, class_bins, self._counts.cpu().numpy())
 
     def _add_indices(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Add one prediction per row of logits (R, C); return whether its label (R, 1) is valid."""
@@ -164,7 +162,7 @@ class LogitScores:
         rest = others.sum(dim=1, keepdim=True).double()
         norm = torch.linalg.vector_norm(others, dim=1, keepdim=True).double()
         brier = norm.square() + rest.square()
-        self._keep(used, [confidence, correct, nll, brier, predicted])
+        self._keep(used, [confidence, correct, nll, brier])
         return used
 
     def _add_shares(self, logits: Tensor, shares: Tensor) -> Tensor:
@@ -182,7 +180,7 @@ class LogitScores:
         log_probs = (logits - largest + confidence.log()).where(wide > 0, 0)
         nll = -(wide * log_probs).sum(dim=1, keepdim=True)
         brier = (probs - wide).square().sum(dim=1, keepdim=True)
-        self._keep(used, [confidence, correct, nll, brier, predicted])
+        self._keep(used, [confidence, correct, nll, brier])
         return used
 
     def _add_decisions(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -191,15 +189,12 @@ class LogitScores:
         used = positive | (labels == 0)
         probs = logits.sigmoid()
         self._add_classes(probs, used, positive)
-        classes = torch.arange(
-            logits.shape[1], dtype=torch.int32, device=logits.device
-        ).expand_as(logits)
         confidence = logits.abs().sigmoid()
         correct = (logits > 0) == positive
         # `binary_cross_entropy_with_logits` would be NaN for an infinite (masked) logit.
         nll = -F.logsigmoid(torch.where(positive, logits, -logits))
         brier = (probs - positive.to(probs.dtype)).square_()
-        self._keep(used, [confidence, correct, nll, brier, classes])
+        self._keep(used, [confidence, correct, nll, brier])
         return used
 
     def _add_classes(
@@ -224,7 +219,7 @@ class LogitScores:
         _scatter(true_rows, of_labels, shares)
 
     def _keep(self, used: Tensor, columns: list[Tensor]) -> None:
-        """Keep predictions (R, k): confidence, correct, nll in nats, Brier score and class."""
+        """Keep predictions (R, k): confidence, correct, nll in nats and Brier score."""
         confidence, *others = columns
         is_finite = confidence.isfinite()
         self._counts[0] += used.any(dim=1).sum()

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from hf_calib.metrics.on_device import LogitScores
 
 # The last word is the version.
-_FORMAT = "hf_calib CalibrationState 4"
+_FORMAT = "hf_calib CalibrationState 5"
 # In bytes.
 _LONGEST_HEADER = 100
-# The most sums of bytes: 16 MiB, as of 17,000 classes in 15 bins.
+# The most sums of bytes: 16 MiB, as of 46,000 classes in 15 bins.
 _MOST_SENT = 2**21
 # The most in memory: 1 GiB.
 _MOST_SUMS = 2**27
@@ -230,11 +230,6 @@ class GroupSums(NamedTuple):
         mass = self.bins[1].sum(axis=1)
         return _quotient(mass**2, self.scores[0], 0.0)
 
-    def together(self) -> GroupSums:
-        """The sums of all rows as one group."""
-        bins = self.bins.sum(axis=1, keepdims=True)
-        return GroupSums(bins, self.scores.sum(axis=1, keepdims=True))
-
     def mean(self, name: str) -> tuple[FloatArray, FloatArray]:
         """The mean (G,) of "nll", "brier", "gap" or "accuracy", and its standard error."""
         mass = self.bins[1].sum(axis=1)
@@ -278,12 +273,8 @@ def _sum_shapes(
     n_classes: int, n_bins: int, *, by_class: bool
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of the sums of a state, except for its cells, with or without classes."""
-    # As in `GroupSums`: bins by predicted class, and scores of all rows.
-    n_groups = n_classes if by_class else 1
-    shapes: dict[str, tuple[int, ...]] = {
-        "bins": (5, n_groups, n_bins),
-        "scores": (7, 1),
-    }
+    # As in `GroupSums`, of all rows.
+    shapes: dict[str, tuple[int, ...]] = {"bins": (5, 1, n_bins), "scores": (7, 1)}
     if by_class:
         # Rows, probabilities and rows of the class in bins of each class's probability.
         shapes["class_bins"] = (3, n_classes, n_bins)
@@ -362,14 +353,14 @@ class CalibrationState:
         """Add the scores of logits, if there are any."""
         if self._on_device is None:
             return
-        columns, predicted, class_bins, counts = self._on_device.fetch()
+        columns, class_bins, counts = self._on_device.fetch()
         rows = RowScores(*columns)
         self._on_device = None
         self._counts += counts
         if class_bins is not None:
             self._sums["class_bins"] += class_bins
-        for part in checks.row_chunks(len(predicted)):
-            self._add_rows(rows.part(part), predicted[part])
+        for part in checks.row_chunks(len(rows.confidence)):
+            self._add_rows(rows.part(part))
         self._rows = TopLabel(*np.hstack([self._rows, rows[:2]]))
 
     @property
@@ -388,7 +379,7 @@ class CalibrationState:
         checks.check_rows(rows, targets, own, self.n_classes)
         self._read_device()
         for chunk in score_chunks(rows, targets, own):
-            self._add_rows(chunk.rows, chunk.predicted)
+            self._add_rows(chunk.rows)
             if self.by_class:
                 add_class_bins(self._sums["class_bins"], chunk)
 
@@ -459,17 +450,14 @@ class CalibrationState:
         parts = on_device.gathered(np.stack(self.top_label_rows))
         self._rows = TopLabel(*np.concatenate(parts, axis=1))
 
-    def _add_rows(self, rows: RowScores, predicted: IntArray) -> None:
-        """Add scored rows, whose top labels are of these classes (n,)."""
+    def _add_rows(self, rows: RowScores) -> None:
+        """Add scored rows, except to the sums of classes."""
         sums = self._sums
         in_bin, scores = rows.terms()
         ones, mass, stated, _, right = in_bin
         add_to(sums["cells"], cells_of(rows.confidence), [mass, stated, right])
         sums["scores"][:, 0] += [ones @ term for term in scores]
-        slots = uniform_bins(rows.confidence, self.n_bins)
-        if self.by_class:
-            slots += predicted * self.n_bins
-        add_to(sums["bins"], slots, in_bin)
+        add_to(sums["bins"], uniform_bins(rows.confidence, self.n_bins), in_bin)
 
     def merge(self, other: CalibrationState) -> CalibrationState:
         """Add the rows of another state and return this one, for `functools.reduce`."""
@@ -513,7 +501,7 @@ class CalibrationState:
     def top_label(self) -> GroupSums:
         """Return the sums of all rows as one group: by confidence bin, and of the proper scores."""
         self._check_has_rows()
-        return GroupSums(self.sums["bins"], self.sums["scores"]).together()
+        return GroupSums(self.sums["bins"], self.sums["scores"])
 
     def _check_has_rows(self) -> None:
         """Raise unless there are rows of a weight above 0, all of which are valid."""

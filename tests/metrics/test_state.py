@@ -296,7 +296,7 @@ class TestRefused:
         header, numbers = good.split(b"\n", 1)
         damaged = bytes([numbers[40] ^ 0xFF])
         others = [
-            header.replace(b"State 4", b"State 3"),
+            header.replace(b"State 5", b"State 3"),
             header.replace(b"15", b"16"),
             b"[]",
         ]
@@ -326,7 +326,7 @@ class TestRefused:
 
 # ---- Bytes of others ----
 
-HEADER = b'["hf_calib CalibrationState 4", 3, 15, true]'
+HEADER = b'["hf_calib CalibrationState 5", 3, 15, true]'
 
 
 def packed(header: bytes, numbers: bytes) -> bytes:
@@ -352,7 +352,7 @@ def test_hostile_headers_and_sizes_are_refused_at_once() -> None:
     ]
     headers += [b"[" * 100_000, b"[" * 100 + b"]" * 100, b'{"a":' * 9_000, b"\xff\xfe"]
     headers += [HEADER + b" " * 10**6, HEADER[:-1] + b", 1]", b"", b"null", b"[]"]
-    large = b'["hf_calib CalibrationState 4", 17000, 15, true]'
+    large = b'["hf_calib CalibrationState 5", 17000, 15, true]'
     tracemalloc.start()
     start = time.process_time()
     for header in [*headers, HEADER, large]:
@@ -398,7 +398,7 @@ def test_changed_sums_are_refused(weighted: bool, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(numbers) - 1))
     value = data.draw(st.sampled_from([np.nan, np.inf, -np.inf, -1e-3, -5.0, 1e300]))
     is_gap = (
-        place == 5 * 45 + 5
+        place == 5 * 15 + 5
     )  # The sum of confidence minus correctness may be negative.
     numbers[place] = -500.0 if is_gap and np.isfinite(value) else value
     with pytest.raises(InputError, match="bytes that to_bytes wrote"):
@@ -407,15 +407,15 @@ def test_changed_sums_are_refused(weighted: bool, data: st.DataObject) -> None:
 
 # The place of each sum of a state of three classes in 15 bins among its numbers, and what determines it.
 PLACES = {
-    "weights": slice(45, 90),
-    "confidences": slice(90, 135),
-    "squared confidences": slice(135, 180),
-    "correct rows": slice(180, 225),
-    "gap": slice(230, 231),
-    "rows by the probability of a class": slice(232, 277),
-    "probabilities of a class": slice(277, 322),
-    "true rows of a class": slice(322, 367),
-    "cells": slice(367, None),
+    "weights": slice(15, 30),
+    "confidences": slice(30, 45),
+    "squared confidences": slice(45, 60),
+    "correct rows": slice(60, 75),
+    "gap": slice(80, 81),
+    "rows by the probability of a class": slice(82, 127),
+    "probabilities of a class": slice(127, 172),
+    "true rows of a class": slice(172, 217),
+    "cells": slice(217, None),
 }
 
 

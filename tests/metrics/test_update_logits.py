@@ -506,9 +506,12 @@ def test_soft_labels_that_are_not_shares_are_counted() -> None:
     logits, shares = soft_batch()
     shares[3, 0] += 0.1
     shares[5, :2] = torch.tensor([-0.1, torch.nan])
+    shares[7] = torch.tensor([1.2, -0.2, 0.0, 0.0, 0.0])
+    # A row is ignored as a whole.
+    shares[9, 0] = -100
     state = CalibrationState(n_classes=5)
     state.update_logits(logits, shares, soft_labels=True)
-    with pytest.raises(ValueError, match=r"shares of at least 0 that sum to 1.* got 2"):
+    with pytest.raises(ValueError, match=r"shares of at least 0 that sum to 1.* got 4"):
         state.compute()
 
 
