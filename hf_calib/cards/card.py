@@ -24,13 +24,13 @@ from hf_calib._text import escape, is_hub_name, safe
 from hf_calib.cards.facts import Facts, read_facts
 from hf_calib.cards.metadata import update_metadata
 from hf_calib.models.classifier import TASKS, Task
-from hf_calib.report.measured import MEASURES
 from hf_calib.scaling.saved_map import PACKAGES
 
 # Lines of the Trainer's card: metrics with a calibrator, and its temperature.
 _OF_A_MAP = re.compile(r"(?m)^- [\w ]+ Calibrated: .*\n")
 _TEMPERATURE = re.compile(r"(?m)^- Temperature: .*\n")
-_START = "<!-- hf_calib: what stands between these two marks is written anew with each card -->"
+#: What begins the section that we write.
+START = "<!-- hf_calib: what stands between these two marks is written anew with each card -->"
 _END = "<!-- hf_calib: end -->"
 
 
@@ -87,7 +87,7 @@ def write_card(
     update_metadata(card.data, facts, name.split("/")[-1], given)
     is_of_us = facts.record or facts.results is not None or facts.prompt is not None
     # A section that is there already may be on weights that were trained since.
-    if is_of_us or _START in card.text:
+    if is_of_us or START in card.text:
         card.text = _with_section(card.text, section)
     with whole_file(folder / CARD) as unfinished:
         card.save(unfinished)
@@ -162,8 +162,7 @@ def _written(facts: Facts, name: str) -> tuple[str, str]:
     environment.filters.update(
         fenced=_fenced, sentence=lambda text: Markup(safe(printable(text)))
     )
-    pages = {key: measure.page for key, measure in MEASURES.items()}
-    environment.globals.update(packages=PACKAGES, pages=pages, command=_command)
+    environment.globals.update(packages=PACKAGES, command=_command)
     template = environment.from_string(
         files("hf_calib.cards").joinpath("card.md.jinja").read_text("utf-8")
     )
@@ -182,7 +181,7 @@ def _written(facts: Facts, name: str) -> tuple[str, str]:
         citations=cited,
     )
     introduction, _, section = text.partition("\n## Calibration\n")
-    return introduction, f"{_START}\n## Calibration\n\n{section.strip()}\n{_END}"
+    return introduction, f"{START}\n## Calibration\n\n{section.strip()}\n{_END}"
 
 
 def _escaped(value: object) -> Markup:
@@ -205,10 +204,10 @@ def _with_section(text: str, section: str) -> str:
     # The section is between a start mark and the next end mark,
     # with no other start mark between them.
     sections = re.compile(
-        f"{re.escape(_START)}(?:(?!{re.escape(_START)}).)*?{re.escape(_END)}", re.S
+        f"{re.escape(START)}(?:(?!{re.escape(START)}).)*?{re.escape(_END)}", re.S
     )
     before, *after = sections.split(text)
-    if not after and _START in text:
+    if not after and START in text:
         warnings.warn(
             f"The section on calibration in {CARD} has lost its end mark. It was left unchanged, and a new section was "
             "added below. Remove the old one by hand.",

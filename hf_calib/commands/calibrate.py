@@ -20,7 +20,9 @@ from hf_calib._text import counted, is_hub_name
 from hf_calib.commands.output import (
     check_holds_no_others,
     check_holds_no_results,
-    on_lost_rule,
+    earlier_results,
+    on_removed,
+    refresh_card,
     results,
 )
 from hf_calib.commands.source import (
@@ -30,7 +32,6 @@ from hf_calib.commands.source import (
     check_kind,
     open_source,
 )
-from hf_calib.decisions.saved import rule_files
 from hf_calib.predictions.formats import write_calibrated
 from hf_calib.predictions.predictions import (
     SINGLE_LABEL,
@@ -169,12 +170,12 @@ def run(options: Calibrate, running: Running) -> Calibration:
     are_few = source.size()[1] <= options.fit_on and source.kind is not TOKENS
     if options.test_data is not None and are_few:
         options.check_unused("rows that are drawn")
-    earlier = rule_files(options.output)
+    earlier = earlier_results(options.output)
     if isinstance(source, ModelSource):
         done = calibrate_model(source, options)
     else:
         done = calibrate_files(source, options)
-    done.notes[:0] = on_lost_rule(options.output, earlier)
+    done.notes[:0] = on_removed(options.output, earlier)
     return done
 
 
@@ -456,7 +457,7 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         done.report = replace(done.report, about=on)
         done.report.save(folder / "calibration")
     done.served_difference = difference
-    done.notes = [*undone, *done.notes]
+    done.notes = [*undone, *done.notes, *refresh_card(options.output)]
     return done
 
 

@@ -37,7 +37,7 @@ from hf_calib.predictions.predictions import (
     without_query,
 )
 from hf_calib.predictions.reading import Read, read_predictions
-from hf_calib.scaling.saved_map import map_title, method_of
+from hf_calib.scaling.saved_map import MAP_NAME, load_map, map_title, method_of
 
 # Models need torch and transformers, which commands on files of predictions start without.
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class FileSource(Source):
                 all_columns=self.all_columns,
                 on_rows=self.running.progress,
             )
+        notes = [note for each in self.read.values() for note in each.notes]
+        self.notes += dict.fromkeys(notes)
         files = {name: each.files for name, each in self.read.items()}
         endings = {suffix_of(file.path) for each in files.values() for file in each}
         if ".jsonl" not in endings:
@@ -237,11 +239,22 @@ class ModelSource(Source):
     def _find_calibrator(self) -> None:
         """Find the calibrator that is served with the model, and note where it is missing."""
         from hf_calib.models.pipeline import calibrator_in_use
+        from hf_calib.models.weights import fingerprint
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self.beside = calibrator_in_use(self.model, self.classifier.model)
         self.notes += [str(each.message) for each in caught]
+        # One beside the weights was compared with them; one in the head may be of others, too.
+        self.weights = fingerprint(self.classifier.model)
+        path = Path(self.model, MAP_NAME)
+        if not path.is_file() or self.beside is not None:
+            return
+        named = load_map(path).about.get("fingerprint", self.weights)
+        if named != self.weights:
+            self.notes.append(
+                f"{path} is for other weights than the model has. Calibrate it again."
+            )
 
     @property
     def kind(self) -> LabelKind:
@@ -258,13 +271,11 @@ class ModelSource(Source):
         return self.classifier.logits(self.inputs[name], **self._batches)
 
     def about(self) -> dict[str, Any]:
-        from hf_calib.models.weights import fingerprint
-
         rows = self.sets["data"]
         return {
             **rows.source(),
             "options": rows.options(self.reading),
-            "fingerprint": fingerprint(self.classifier.model),
+            "fingerprint": self.weights,
             **({} if self.cut_at is None else {"cut_at": self.cut_at}),
         }
 

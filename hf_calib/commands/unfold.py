@@ -11,8 +11,7 @@ from huggingface_hub import snapshot_download
 from hf_calib._errors import InputError
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
-from hf_calib.commands.output import on_lost_rule
-from hf_calib.decisions.saved import rule_files
+from hf_calib.commands.output import earlier_results, on_removed, refresh_card
 from hf_calib.export.folder import (
     LOSS_STATE_NAME,
     PUSHED_LOSS_STATE,
@@ -102,7 +101,7 @@ def run(options: Unfold, running: Running) -> Done:
     # Another head is refused; other layers may have been trained since the fold.
     are_same = saved is None or saved.about.get("fingerprint", weights) == weights
     map_kept = saved is not None and are_same and _was_folded(saved, config)
-    earlier = rule_files(output)
+    earlier = earlier_results(output)
     with whole_folder(output, replace_model) as made:
         model.save_pretrained(made)
         if saved is not None and map_kept:
@@ -122,7 +121,8 @@ def run(options: Unfold, running: Running) -> Done:
             f"The calibrator in {MAP_NAME} is not the one of the fold, and is left out."
         )
     record = {"map_kept": map_kept, "output": str(output)}
-    return Done(lines, record, on_lost_rule(output, earlier))
+    notes = [*on_removed(output, earlier), *refresh_card(output)]
+    return Done(lines, record, notes)
 
 
 def _was_folded(saved: SavedMap, config: Any) -> bool:

@@ -384,6 +384,9 @@ class TopLabelRule(AbstainRule):
         check(not self.by_class, requirement, self.by_class, way_out)
 
     def _answers(self, probs: FloatArray) -> tuple[FloatArray, IntArray]:
+        shape = probs.shape
+        requirement = "probs to have shape (N, 2): wrong, and correct"
+        check(shape[1] == 2, requirement, f"shape {shape}", "use AbstainRule")
         return probs[:, 1], np.ones(len(probs), np.intp)
 
 

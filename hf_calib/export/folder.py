@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_calib._errors import InputError, check
-from hf_calib._files import move_files, remove_files, whole_folder
+from hf_calib._files import move_files, remove_files, report_files, whole_folder
+from hf_calib._records import read_json
 from hf_calib.decisions.saved import DECISIONS, Decisions, rule_files
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics.checks import check_type
@@ -25,6 +26,8 @@ from hf_calib.models.weights import fingerprint, hash_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 CONFIG = "config.json"
+# On a model in the same folder, where the user asked for it there.
+REPORT = "report.json"
 TRAINER_STATE = "trainer_state.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -153,6 +156,18 @@ def replace_model(made: Path, target: Path) -> None:
     # Until here, an earlier rule is refused when it is loaded.
     if not has_rule_of(target, about):
         remove_files(target, rule_files(target))
+    reported = report_files(target)
+    if reported and not (made / REPORT).exists() and not _is_on(target / REPORT, about):
+        remove_files(target, reported)
+
+
+def _is_on(report: Path, about: Mapping[str, Any]) -> bool:
+    """Whether a report is on the weights that the record of a calibrator names."""
+    try:
+        rows = read_json(report, {"about": dict})["about"]
+    except InputError:
+        return False
+    return rows.get("fingerprint") == about.get("fingerprint", "")
 
 
 def has_rule_of(folder: Path, about: Mapping[str, Any]) -> bool:

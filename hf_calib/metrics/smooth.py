@@ -127,18 +127,21 @@ def _spread(confidences: FloatArray, values: FloatArray) -> Spread:
 
     @cache
     def rows(size: int) -> FloatArray:
-        totals = np.zeros((2, size))
+        counts = np.zeros(size)
+        sums = np.zeros(size)
         n_cells = size - 1
         for part in row_chunks(len(confidences), elements=_CHUNK):
             place = confidences[part] * n_cells
             cell = np.minimum(place.astype(np.intp), n_cells - 1)
             share = place - cell
             own = values[part]
-            for total, each in zip(totals, (np.ones_like(own), own), strict=True):
-                above = np.bincount(cell, share * each, n_cells)
-                total[:-1] += np.bincount(cell, each, n_cells) - above
-                total[1:] += above
-        return totals
+            above = np.bincount(cell, share, minlength=n_cells)
+            counts[:-1] += np.bincount(cell, minlength=n_cells) - above
+            counts[1:] += above
+            above = np.bincount(cell, share * own, minlength=n_cells)
+            sums[:-1] += np.bincount(cell, own, minlength=n_cells) - above
+            sums[1:] += above
+        return np.stack([counts, sums])
 
     return rows
 

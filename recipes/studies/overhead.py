@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from newsgroups_cnn import load_posts, make_trainer, parse_options
 from records import kind_of_intervals, over_seeds, write_record
 
-from hf_calib import AdaFocalCallback
 from hf_calib.plots import save_figure
 
 PAPER = {
@@ -67,7 +66,7 @@ def measured(trainer):
         if not module.training:
             held_out_rows += len(output.logits)
 
-    callback = trainer.own_callbacks.find(AdaFocalCallback)
+    callback = trainer.own_callbacks.gammas
     if callback is not None:
         callback.update = timed("update", callback.update)
     trainer.training_step = timed("step", trainer.training_step)

@@ -231,6 +231,8 @@ class TestCalibrateModel:
         with torch.no_grad():
             model.bert.pooler.dense.weight.add_(0.1)
         model.save_pretrained(tmp_path / "folded")
+        done = call("evaluate", tmp_path / "folded", *words[2:])
+        assert "is for other weights than the model has" in one_line(done.stdout)
         done = call("unfold", tmp_path / "folded", tmp_path / "plain")
         said = one_line(done.stdout)
         assert (
@@ -240,6 +242,33 @@ class TestCalibrateModel:
         assert "calibration.json" not in names_in(tmp_path / "plain")
         head = load(workplace / "model").classifier.weight
         assert torch.equal(load(tmp_path / "plain").classifier.weight, head)
+
+    def test_what_lies_beside_another_model_is_about_that_one(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        """The card's section is written anew, and a report on the replaced weights goes."""
+        data = ("--data", workplace / "data.csv")
+        words = ("calibrate", workplace / "model", *data)
+        call(*words, "--method", "vector", "--output", tmp_path / "out")
+        write_card(tmp_path / "out", license="mit")
+        call("evaluate", tmp_path / "out", *data, "--output", tmp_path / "out")
+        assert names_in(tmp_path / "out") >= REPORT
+        shutil.copytree(tmp_path / "out", tmp_path / "plain")
+
+        done = call(*words, *TEMPERATURE, "--output", tmp_path / "out")
+        assert "out: report.json, for other probabilities" in one_line(done.stdout)
+        card = (tmp_path / "out" / "README.md").read_text()
+        section = card.partition("## Calibration")[2].lower()
+        assert "temperature" in section
+        assert "vector" not in section
+        assert not {"report.md", "report.html"} & names_in(tmp_path / "out")
+
+        call("unfold", tmp_path / "out", tmp_path / "plain")
+        card = (tmp_path / "plain" / "README.md").read_text()
+        assert "is folded into" not in card
+        # It has no results, which are of the calibrated weights.
+        assert "the numbers above" not in card
+        assert "report.md" not in names_in(tmp_path / "plain")
 
     def test_only_what_was_written_is_named(
         self, workplace: Path, tmp_path: Path

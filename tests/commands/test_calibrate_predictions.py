@@ -313,9 +313,9 @@ def test_a_report_next_to_a_model_with_a_rule(workplace: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("accuracy", "said"),
     [
-        (0.2, "The rule of decisions.json in"),
+        (0.2, ": decisions.json, decisions/report.json, for other probabilities"),
         # This rule answers nothing, and only the report on it was written.
-        (0.98, "The report on an earlier rule in"),
+        (0.98, ": decisions/report.json, for other probabilities"),
     ],
 )
 def test_an_earlier_rule_is_removed(
@@ -327,7 +327,7 @@ def test_an_earlier_rule_is_removed(
     found = call("calibrate", data, *TEMPERATURE, "--output", tmp_path)
     assert found.exit_code == 0, found.output
     assert said in one_line(found.stdout)
-    assert "Run hf-calib decide again." in one_line(found.stdout)
+    assert "Run hf-calib decide or evaluate again." in one_line(found.stdout)
     files = {*REPORT, "predictions.npz", "calibration.json", "decisions"}
     assert names_in(tmp_path) == files
     assert names_in(tmp_path / "decisions") == {"mine.md"}
