@@ -64,7 +64,9 @@ def row_chunks(
 
 def row_sum_tolerance(n_classes: int) -> float:
     """How far from 1 the sum of a distribution may be, as in float16 or with three decimals."""
-    return float(np.clip(_ROUNDED * n_classes, *_SUM_TOLERANCES)) + _FLOAT_NOISE
+    # It is called for each chunk of rows, and `np.clip` of one number is slow.
+    least, most = _SUM_TOLERANCES
+    return min(max(_ROUNDED * n_classes, least), most) + _FLOAT_NOISE
 
 
 def as_array(argument: str, values: ArrayLike) -> NDArray[Any]:
