@@ -22,7 +22,7 @@ from hf_calib._errors import (
     did_you_mean,
     expected,
 )
-from hf_calib.losses.arithmetic import tiny
+from hf_calib.losses.arithmetic import tiny, wide
 from hf_calib.losses.checks import (
     check_items,
     check_labels,
@@ -38,7 +38,7 @@ from hf_calib.losses.engine import Reduction, all_count, is_traced, reduced
 from hf_calib.losses.ranges import INFINITY, Hyperparameter, hyperparameters_of
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.blocks import Decisions
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic, wide
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic
 from hf_calib.losses.statistics.soft_labels import (
     KNOWN_OF_EVERY_CLASS,
     SoftLabels,

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from hf_calib._errors import InputTypeError, check, expected
+from hf_calib.losses.arithmetic import wide
 from hf_calib.losses.checks import check_items, check_labels
 from hf_calib.losses.loss import CalibrationLoss, check_loss, divisor_of
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX, wide
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 # The number of logits in a chunk: small next to the head's weight, and large enough for an
 # efficient product.

@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_calib.losses.arithmetic import tiny
+from hf_calib.losses.arithmetic import tiny, wide
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import (
     IGNORE_INDEX,
     Change,
     Statistic,
-    wide,
 )
 
 # The halves of PyTorch's cross entropy, which its own `nll_loss` and `log_softmax` call.

@@ -39,11 +39,6 @@ RIVALS: dict[RivalRank, tuple[int, int] | None] = {
 }
 
 
-def wide(logits: Tensor) -> torch.dtype:
-    """The dtype of the computation."""
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
-
-
 @dataclass(eq=False)
 class Change:
     """factor * slope * d(value)/dl, where the slope is (n, 1).
