@@ -42,7 +42,8 @@ def is_traced() -> bool:
 
 @dataclass(eq=False)
 class Reduction:
-    """What the rows of a call add to its value: the sum of shares * values of rows, plus scale * penalty of the batch.
+    """What the rows of a call add to its value: the sum of shares * values of rows,
+    plus scale * penalty of the batch.
 
     Shares (N,) contain the class weights and the divisor, and are 0 for ignored rows. Without
     `summed` each row has a value of its own. `counts` (N,) is False for ignored rows; it is None if
@@ -196,7 +197,8 @@ def _by_autograd(
     return gradient
 
 
-# ---- What the forward pass leaves to the backward pass: a gradient, or what makes one for a slope ----
+# ---- What the forward pass leaves to the backward pass: a gradient,
+# or what makes one for a slope ----
 
 
 class Pending(Protocol):
@@ -238,7 +240,8 @@ Path = Callable[[Tensor, Tensor, Reduction, bool], tuple[Tensor, Pending | None]
 def by_kernels(
     logits: Tensor, labels: Tensor, reduction: Reduction, has_gradient: bool
 ) -> tuple[Tensor, Pending | None]:
-    """A kernel writes the gradient of a small matrix together with the values; it is made later otherwise.
+    """A kernel writes the gradient of a small matrix together with the values;
+    it is made later otherwise.
 
     16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large
     matrix takes longer than to read the logits again, as longer rows are.
@@ -310,7 +313,8 @@ def empty_gradient(logits: Tensor) -> Tensor:
 
 
 class RowBlocks:
-    """A large matrix in blocks of rows, with the interface of `Block` and one formula for the numbers of all rows.
+    """A large matrix in blocks of rows, with the interface of `Block` and one formula for the
+    numbers of all rows.
 
     That takes fewer operations than a formula for each block. The probabilities of a block wait in
     `target`, which becomes the gradient; in 16 bits they are computed again.

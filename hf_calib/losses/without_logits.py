@@ -258,7 +258,8 @@ def _check_dtypes(hidden: Tensor, head: Mapping[str, Tensor]) -> None:
 
 
 class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a function
-    """A calibration loss for the CrossEncoderTrainer of `sentence_transformers`, instead of its own losses.
+    """A calibration loss for the CrossEncoderTrainer of `sentence_transformers`,
+    instead of its own losses.
 
     Pass it as `CrossEncoderTrainer(model, ..., loss=for_cross_encoder(model, focal(gamma=2.0)))`.
     With one logit the loss is that of a sigmoid and labels are 0 or 1; with several it is that of a

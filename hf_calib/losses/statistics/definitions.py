@@ -106,7 +106,8 @@ class SomeProbabilities(Statistic):
 
 @dataclass(frozen=True)
 class Rival(SomeProbabilities):
-    """The probability q of the class ranked below the label, or the mean of several; 0 if there is none.
+    """The probability q of the class ranked below the label, or the mean of several;
+    0 if there is none.
 
     dq/dl_k is the share of p_k in the mean, times p_k.
     """
@@ -159,7 +160,8 @@ class Entropy(Statistic):
 
 @dataclass(frozen=True)
 class MeanLogProb(Statistic):
-    """The mean of v_j l_j over the classes that are not masked (-inf). Its derivative by l_j is v_j / C.
+    """The mean of v_j l_j over the classes that are not masked (-inf).
+    Its derivative by l_j is v_j / C.
 
     v is 1, or with class weights w it is w_j / w_y: the loss of a row is multiplied by w_y, so each
     class has its own weight in the end, as in PyTorch.

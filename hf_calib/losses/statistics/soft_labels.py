@@ -44,7 +44,8 @@ def look_soft(labels: Tensor) -> tuple[bool, bool]:
 
 
 class SoftLabels:
-    """Every class of the logits (..., C) as the label of its row, with its share in the labels (..., C).
+    """Every class of the logits (..., C) as the label of its row,
+    with its share in the labels (..., C).
 
     `numbers` are the cross entropy (N, C) and the statistics, (N, C), or (N, 1) if they are the
     same for every label. `shares` (N, C) are the labels, 0 in an ignored row.
