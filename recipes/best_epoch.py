@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas
+from markdown_tables import table_lines
 from papers.networks.global_pooling_cnn import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
@@ -52,7 +53,9 @@ class TestAtEachEpoch(TrainerCallback):
     """Measures the test rows after each evaluation, with the temperature that was fitted for it."""
 
     def __init__(self, trainer, test):
-        self.trainer, self.test, self.epochs = trainer, test, {}
+        self.trainer = trainer
+        self.test = test
+        self.epochs = {}
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         found = self.trainer.predict(self.test).metrics
@@ -74,13 +77,12 @@ def run(model_args, data_args, args):
     )
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     config = GlobalPoolingCNNConfig(**sizes, **label_maps(dataset))
-    rows = dataset.map(
-        lambda batch: tokenizer(
-            batch["text"], truncation=True, max_length=model_args.max_length
-        ),
-        batched=True,
-        remove_columns="text",
-    )
+    length = model_args.max_length
+
+    def tokenize(batch):
+        return tokenizer(batch["text"], truncation=True, max_length=length)
+
+    rows = dataset.map(tokenize, batched=True, remove_columns="text")
     trainer = CalibrationTrainer(
         GlobalPoolingCNNForSequenceClassification(config),
         args,
@@ -101,17 +103,14 @@ def table(results):
     by_seed = results.groupby("seed")
     chosen = {f"`{name}`": by_seed[name].idxmin() for name in CRITERIA}
     chosen["the last"] = by_seed["epoch"].idxmax()
-    lines = [
-        "| epoch by | epochs | accuracy | NLL | NLL after T | ECE | ECE after T |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    header = ["epoch by", "epochs", "accuracy", "NLL", "NLL after T", "ECE"]
+    header.append("ECE after T")
+    rows = []
     for name, places in chosen.items():
-        epochs = results.loc[places]
-        means = [f"{epochs[measure].mean():.3f}" for measure in MEASURED]
-        lines.append(
-            f"| {' | '.join([name, ', '.join(map(str, epochs['epoch'])), *means])} |"
-        )
-    return "\n".join(lines)
+        runs = results.loc[places]
+        means = [f"{runs[measure].mean():.3f}" for measure in MEASURED]
+        rows.append([name, ", ".join(map(str, runs["epoch"])), *means])
+    return "\n".join(table_lines(header, rows))
 
 
 if __name__ == "__main__":
