@@ -9,7 +9,6 @@ import sys
 
 import polars as pl
 
-
 # A likelihood of 0 has no logarithm.
 SMALLEST = sys.float_info.min
 

@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check
 
+FloatArray = NDArray[np.float64]
+
 
 def post_processing_gap(
     probs: ArrayLike, labels: ArrayLike, *, smooth: Literal["update", "map"] = "update"
@@ -41,51 +43,58 @@ def post_processing_gap(
     >>> round(post_processing_gap(probs, [0, 1, 1]), 6)
     0.081111
     """
-    check(
-        smooth in ("update", "map"),
-        "smooth to be update or map",
-        repr(smooth),
-        "see the docstring",
-    )
+    way_out = "see the docstring"
+    check(smooth in ("update", "map"), "smooth to be update or map", smooth, way_out)
     rows = np.asarray(probs, np.float64)
-    order = np.argsort(rows.max(axis=1), kind="stable")
-    confidences = rows.max(axis=1)[order]
-    correct = (rows.argmax(axis=1) == np.asarray(labels))[order]
+    top = rows.max(axis=1)
+    right = rows.argmax(axis=1) == np.asarray(labels)
+    order = np.argsort(top, kind="stable")
+    confidences = top[order]
+    correct = right[order].astype(np.float64)
+    # An update is smooth as what it adds to the confidence, a map as what it adds to 0.
     start = confidences if smooth == "update" else np.zeros(len(rows))
     after = start + _nearest_lipschitz(correct - start, np.diff(confidences))
-    return max(
-        0.0, float(((confidences - correct) ** 2 - (after - correct) ** 2).mean())
-    )
+    gain = (confidences - correct) ** 2 - (after - correct) ** 2
+    return max(0.0, float(gain.mean()))
 
 
-def _nearest_lipschitz(
-    targets: NDArray[np.float64], distances: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _nearest_lipschitz(targets: FloatArray, distances: FloatArray) -> FloatArray:
     """The sequence (N,) nearest to the targets, in squares, whose neighbours differ by at most the distances."""
-    # From left to right, `at` and `slope` are the knots of the derivative of the least sum so far as a function of the
-    # last value: increasing, linear between the knots and with the same `steepness` beyond both ends. The next value
-    # may differ by a distance: what is left of the root moves left by it, the rest right; between them the slope is 0.
-    at, slope, steepness = targets[:1], np.zeros(1), 1.0
-    best = np.empty(len(targets))  # of each value, were it the last one
+    # From left to right, the least sum of squares so far is a function of the last value. Its derivative is increasing
+    # and linear between knots, `slope` at `at`. Beyond both ends it has the steepness of its i + 1 squares, in halves.
+    # `best[i]` is its root: the last value, were it the last one.
+    best = np.empty(len(targets))
+    at = targets[:1]
+    slope = np.zeros(1)
     for i, target in enumerate(targets):
-        if i:
-            below, above = slope < 0, slope > 0
-            root, reach = best[i - 1], distances[i - 1]
-            at = np.concatenate(
-                [at[below] - reach, [root - reach, root + reach], at[above] + reach]
-            )
-            slope = (
-                np.concatenate([slope[below], [0.0, 0.0], slope[above]]) + at - target
-            )
-            steepness += 1
-        if slope[0] > 0:
-            best[i] = at[0] - slope[0] / steepness
-        elif slope[-1] < 0:
-            best[i] = at[-1] - slope[-1] / steepness
-        else:
-            best[i] = np.interp(0.0, slope, at)
+        if i > 0:
+            at, slope = _spread(at, slope, best[i - 1], distances[i - 1])
+            slope = slope + at - target
+        best[i] = _root(at, slope, steepness=i + 1)
     for i in range(len(targets) - 2, -1, -1):
-        best[i] = np.clip(
-            best[i], best[i + 1] - distances[i], best[i + 1] + distances[i]
-        )
+        lowest = best[i + 1] - distances[i]
+        highest = best[i + 1] + distances[i]
+        best[i] = np.clip(best[i], lowest, highest)
     return best
+
+
+def _spread(
+    at: FloatArray, slope: FloatArray, root: float, reach: float
+) -> tuple[FloatArray, FloatArray]:
+    """The derivative where the next value may differ by `reach`.
+
+    What is left of the root moves left by it, the rest right; between them the slope is 0.
+    """
+    below = slope < 0
+    above = slope > 0
+    middle = [root - reach, root + reach]
+    knots = np.concatenate([at[below] - reach, middle, at[above] + reach])
+    return knots, np.concatenate([slope[below], [0.0, 0.0], slope[above]])
+
+
+def _root(at: FloatArray, slope: FloatArray, steepness: int) -> float:
+    if slope[0] > 0:
+        return float(at[0] - slope[0] / steepness)
+    if slope[-1] < 0:
+        return float(at[-1] - slope[-1] / steepness)
+    return float(np.interp(0.0, slope, at))
