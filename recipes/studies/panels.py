@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
-from hf_calib.plots.style import GREY, line_looks, name_lines, plain_axes
+from hf_calib.plots.style import (
+    GREY,
+    SKY,
+    drawing,
+    line_looks,
+    name_lines,
+    plain_axes,
+)
 
 Lines = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
@@ -51,47 +59,34 @@ def small_multiples(
         for name, axes in cells.items():
             if level is not None:
                 axes.axhline(level, color=GREY, linestyle=":", linewidth=1)
-            for line, (x, y) in (faint or {}).get(name, {}).items():
-                axes.plot(
-                    x,
-                    np.asarray(y, float),
-                    color=looks[line]["color"],
-                    linewidth=0.6,
-                    alpha=0.5,
-                )
+            behind = (faint or {}).get(name, {})
+            for line, (x, y) in behind.items():
+                thin = {"color": looks[line]["color"], "linewidth": 0.6, "alpha": 0.5}
+                axes.plot(x, y, **thin)
             for line, (x, y) in panels[name].items():
-                axes.plot(x, np.asarray(y, float), label=line, **looks[line])
+                axes.plot(x, y, label=line, **looks[line])
             if logarithmic:
                 axes.set_yscale("symlog", linthresh=1.0)
+                axes.yaxis.set_major_formatter("{x:g}")
     return figure
 
 
-def spread_by_epoch(
-    panels: Mapping[str, Lines], *, xlabel: str = "epoch", ylabel: str
-) -> Figure:
+def spread_by_epoch(panels: Mapping[str, Lines], *, ylabel: str) -> Figure:
     """Draw the median and the quartiles of rows as the training goes on: dual focal loss's figures 4b and 4c.
 
     `panels` has panel -> name -> (epochs (T,), values (T, R)), such as a `TracedSet`'s epochs and `row_max_logit`.
     """
-    with _grid(panels, xlabel, ylabel) as (figure, cells, looks):
+    with _grid(panels, "epoch", ylabel) as (figure, cells, looks):
         for name, axes in cells.items():
             for line, (epochs, values) in panels[name].items():
-                low, middle, high = np.quantile(
-                    np.asarray(values, float), [0.25, 0.5, 0.75], axis=1
-                )
-                axes.fill_between(
-                    epochs,
-                    low,
-                    high,
-                    color=looks[line]["color"],
-                    alpha=0.15,
-                    linewidth=0,
-                )
-                axes.plot(epochs, middle, label=line, **looks[line])
-                for edge in (low, high):
-                    axes.plot(
-                        epochs, edge, **{**looks[line], "linewidth": 0.5, "marker": ""}
-                    )
+                look = looks[line]
+                low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=1)
+                band = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+                axes.fill_between(epochs, low, high, **band)
+                axes.plot(epochs, middle, label=line, **look)
+                edge = look | {"linewidth": 0.5, "marker": ""}
+                axes.plot(epochs, low, **edge)
+                axes.plot(epochs, high, **edge)
     return figure
 
 
@@ -109,33 +104,25 @@ def group_boxes(
                 f"expected {panel} to have the groups {names}, got {list(groups)}"
             )
     line = {"color": "#333333", "linewidth": 0.9}
-    looks = {
-        "boxprops": {"facecolor": "#A6D8F5", **line},
+    looks: dict[str, Any] = {
+        "boxprops": {"facecolor": SKY, **line},
         "medianprops": {"color": "black", "linewidth": 1.6},
         "whiskerprops": line,
         "capprops": line,
+        "widths": 0.6,
+        "showfliers": False,
+        "patch_artist": True,
     }
     with _grid(panels, xlabel, ylabel) as (figure, cells, _):
         for panel, axes in cells.items():
             values = [np.asarray(group, float) for group in panels[panel].values()]
-            axes.boxplot(
-                values,
-                orientation="horizontal",
-                showfliers=False,
-                widths=0.6,
-                patch_artist=True,
-                **looks,
-            )
+            axes.boxplot(values, orientation="horizontal", **looks)
             axes.set_yticks(range(1, len(names) + 1), names)
             axes.set_ylim(len(names) + 0.6, 0.4)
-            place = {
-                "transform": axes.get_yaxis_transform(),
-                "fontsize": 6,
-                "ha": "right",
-                "va": "bottom",
-            }
-            for k, group in enumerate(values):
-                axes.text(0.98, k + 1.42, f"n {len(group)}", **place)
+            place: dict[str, Any] = {"transform": axes.get_yaxis_transform()}
+            place |= {"fontsize": 6, "ha": "right", "va": "bottom"}
+            for row, group in enumerate(values, start=1):
+                axes.text(0.98, row + 0.42, f"n {len(group)}", **place)
     return figure
 
 
@@ -148,40 +135,34 @@ def _grid(
 ) -> Iterator[tuple[Figure, dict[str, Axes], dict[str, dict[str, Any]]]]:
     """Panels with the same axes, and the look of each line; what is drawn in them is named in a legend in the end."""
     names = dict.fromkeys(name for lines in panels.values() for name in lines)
-    looks = {
-        name: {**look, "marker": marker, "markersize": 3, "linewidth": 1.2}
-        for name, look, marker in zip(
-            names, line_looks(), cycle("os^Dv*P"), strict=False
-        )
-    }
-    columns = columns or (5 if len(panels) % 5 == 0 else min(4, len(panels)))
-    rows = -(-len(panels) // columns)
-    size = (max(4.2, 0.7 + 8.4 / max(columns, 4) * columns), 0.9 + 1.5 * rows)
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    cells = dict(zip(panels, grid.flat, strict=False))
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    yield figure, cells, looks
-    handles: dict[str, Any] = {}
-    for k, (name, axes) in enumerate(cells.items()):
-        axes.set_title("\n".join(name_lines(name, 30)), fontsize=8)
-        plain_axes(axes)
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        if k + columns >= len(panels):
+    looks = {}
+    for name, look, marker in zip(names, line_looks(), cycle("os^Dv*P"), strict=False):
+        look |= {"marker": marker, "markersize": 3, "linewidth": 1.2}
+        looks[name] = look
+    if columns is None:
+        columns = 5 if len(panels) % 5 == 0 else min(4, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    of_column = 8.4 / max(columns, 4)
+    with drawing(max(4.2, 0.7 + of_column * columns), 0.9 + 1.5 * rows) as figure:
+        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        cells = dict(zip(panels, grid.flat, strict=False))
+        yield figure, cells, looks
+        for axes in grid[:, 0]:
+            axes.set_ylabel(textwrap.fill(ylabel, 24), fontsize=7)
+        for axes in grid.flat[: len(panels)][-columns:]:
             axes.tick_params(labelbottom=True)
             axes.set_xlabel(xlabel, fontsize=7)
-        if k % columns == 0:
-            axes.set_ylabel(textwrap.fill(ylabel, 24), fontsize=7)
-        for line in axes.lines:
-            line.set_markevery(max(1, len(line.get_xdata()) // 8))
-        found, labels = axes.get_legend_handles_labels()
-        handles |= dict(zip(labels, found, strict=True))
-    if handles:
-        below = {
-            "loc": "outside lower center",
-            "ncols": min(5, len(handles)),
-            "fontsize": 7,
-            "frameon": False,
-        }
-        figure.legend(list(handles.values()), list(handles), **below)
+        named = {}
+        for name, axes in cells.items():
+            axes.set_title("\n".join(name_lines(name, 30)), fontsize=8)
+            plain_axes(axes)
+            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+            for line in axes.lines:
+                line.set_markevery(max(1, len(line.get_xdata()) // 8))
+            handles, labels = axes.get_legend_handles_labels()
+            named |= dict(zip(labels, handles, strict=True))
+        if named:
+            below: Any = {"loc": "outside lower center", "ncols": min(5, len(named))}
+            figure.legend(list(named.values()), list(named), **below)
