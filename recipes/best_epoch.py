@@ -9,7 +9,7 @@ metrics. Seeds that are in the results are not run again.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas
@@ -20,6 +20,7 @@ from papers.networks.global_pooling_cnn import (
 )
 from papers.words import train_word_tokenizer
 from transformers import DataCollatorWithPadding, TrainerCallback, set_seed
+from transformers.hf_argparser import HfArg
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments, label_maps, load_data
@@ -31,15 +32,12 @@ MEASURED = ("accuracy", "nll", "nll_calibrated", "ece", "ece_calibrated")
 
 @dataclass
 class ModelArguments:
-    model: str = field(
-        default="global_pooling_cnn",
-        metadata={"help": "This network, as the config says."},
+    model: str = HfArg(
+        default="global_pooling_cnn", help="This network, as the config says."
     )
-    max_length: int = field(
-        default=250, metadata={"help": "Words of a text, from its end."}
-    )
-    results: Path = field(
-        default=Path("best_epoch.csv"), metadata={"help": "The file that epochs go to."}
+    max_length: int = HfArg(default=250, help="Words of a text, from its end.")
+    results: Path = HfArg(
+        default=Path("best_epoch.csv"), help="The file that epochs go to."
     )
 
     def __post_init__(self):

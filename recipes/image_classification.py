@@ -13,7 +13,7 @@ The networks of the papers, trained from scratch:
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from papers.dynamics import TrainingTrace
 from papers.images import gaussian_noise, ten_crops, write_ten_crop_report
@@ -26,6 +26,7 @@ from transformers import (
     ViTImageProcessorPil,
     set_seed,
 )
+from transformers.hf_argparser import HfArg
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import (
@@ -44,96 +45,73 @@ from hf_calib.experiments import parse_arguments, print_input_errors, train_and_
 
 @dataclass
 class ModelArguments:
-    model: str = field(
+    model: str = HfArg(
         default="google/vit-base-patch16-224-in21k",
-        metadata={
-            "help": f"A model on the Hub or on disk, or a network from scratch: {', '.join(IMAGE_NETWORKS)}."
-        },
+        help=f"A model on the Hub or on disk, or a network from scratch: {', '.join(IMAGE_NETWORKS)}.",
     )
-    from_scratch: bool = field(
+    from_scratch: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Take the network and the processor of the model, with new weights."
-        },
+        help="Take the network and the processor of the model, with new weights.",
     )
-    model_kwargs: str = field(
-        default="{}",
-        metadata={"help": "Of a network from scratch, as JSON: '{\"depth\": 110}'."},
+    model_kwargs: str = HfArg(
+        default="{}", help="Of a network from scratch, as JSON: '{\"depth\": 110}'."
     )
-    decay_all: bool = field(
+    decay_all: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Decay biases and norms as well, as SGD does in the papers' code; the Trainer does not."
-        },
+        help="Decay biases and norms as well, as SGD does in the papers' code; the Trainer does not.",
     )
-    weights: str | None = field(
+    weights: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "For a network from scratch: weights of the same names to start from, its head left out."
-        },
+        help="For a network from scratch: weights of the same names to start from, its head left out.",
     )
-    image_size: int = field(
-        default=32, metadata={"help": "Height and width, for a network from scratch."}
+    image_size: int = HfArg(
+        default=32, help="Height and width, for a network from scratch."
     )
-    image_mean: list[float] = field(
+    image_mean: list[float] = HfArg(
         default_factory=lambda: [0.5, 0.5, 0.5],
-        metadata={"help": "Of the channels, for a network from scratch."},
+        help="Of the channels, for a network from scratch.",
     )
-    image_std: list[float] = field(
+    image_std: list[float] = HfArg(
         default_factory=lambda: [0.5, 0.5, 0.5],
-        metadata={"help": "Of the channels, for a network from scratch."},
+        help="Of the channels, for a network from scratch.",
     )
-    crop: str = field(
+    crop: str = HfArg(
         default="resized",
-        metadata={
-            "help": "In training: resized (photographs), pad (small images) or none."
-        },
+        help="In training: resized (photographs), pad (small images) or none.",
     )
-    padding: int | None = field(
+    padding: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "Of the crop pad, in pixels; by default an eighth of the side."
-        },
+        help="Of the crop pad, in pixels; by default an eighth of the side.",
     )
-    flip: bool = field(
-        default=True,
-        metadata={"help": "In training: flip half of the images horizontally."},
+    flip: bool = HfArg(
+        default=True, help="In training: flip half of the images horizontally."
     )
-    decode_once: bool = field(
+    decode_once: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Keep the pixels of all images on disk; for small images, which train faster."
-        },
+        help="Keep the pixels of all images on disk; for small images, which train faster.",
     )
-    ten_crop: int | None = field(
+    ten_crop: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "Also report the mean over ten crops per image, resized to this height and width before: 256 for "
+        help=(
+            "Also report the mean over ten crops per image, resized to this height and width before: 256 for "
             "crops of 224. The saved model sees one image."
-        },
+        ),
     )
-    ood_noise: bool = field(
+    ood_noise: bool = HfArg(
         default=False,
-        metadata={
-            "help": "OOD detection of the test images under the noise of CIFAR-10-C, as --ood_data does for others."
-        },
+        help="OOD detection of the test images under the noise of CIFAR-10-C, as --ood_data does for others.",
     )
-    lr_milestones: list[float] = field(
+    lr_milestones: list[float] = HfArg(
         default_factory=list,
-        metadata={
-            "help": "Epochs from which on the learning rate is multiplied by lr_decay, such as 150 250."
-        },
+        help="Epochs from which on the learning rate is multiplied by lr_decay, such as 150 250.",
     )
-    lr_decay: float = field(default=0.1, metadata={"help": "With lr_milestones."})
-    training_trace: bool = field(
+    lr_decay: float = HfArg(default=0.1, help="With lr_milestones.")
+    training_trace: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Record at each evaluation what the papers' figures need, in training_trace.json."
-        },
+        help="Record at each evaluation what the papers' figures need, in training_trace.json.",
     )
-    resume: bool = field(
-        default=False,
-        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    resume: bool = HfArg(
+        default=False, help="Resume from the last checkpoint in output_dir."
     )
 
 

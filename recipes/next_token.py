@@ -9,7 +9,7 @@ example from scratch.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 
 from datasets import Dataset
@@ -19,6 +19,7 @@ from transformers import (
     DataCollatorForSeq2Seq,
     set_seed,
 )
+from transformers.hf_argparser import HfArg
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data.sources import load_rows
@@ -27,26 +28,19 @@ from hf_calib.experiments import parse_arguments, print_input_errors, train_and_
 
 @dataclass
 class TextArguments:
-    train_file: str = field(
-        metadata={"help": "jsonl, csv or parquet with a column text."}
+    train_file: str = HfArg(help="jsonl, csv or parquet with a column text.")
+    test_file: str | None = HfArg(default=None, help="Reported, nothing else.")
+    model: str = HfArg(default="Qwen/Qwen3-0.6B", help="On the Hub or on disk.")
+    block: int = HfArg(default=128, help="Tokens of a row.")
+    max_train_tokens: int | None = HfArg(
+        default=None, help="The first ones; all by default."
     )
-    test_file: str | None = field(
-        default=None, metadata={"help": "Reported, nothing else."}
+    max_test_tokens: int = HfArg(default=4096, help="The first ones.")
+    calibration_tokens: int = HfArg(
+        default=8192, help="Held out of the training tokens."
     )
-    model: str = field(
-        default="Qwen/Qwen3-0.6B", metadata={"help": "On the Hub or on disk."}
-    )
-    block: int = field(default=128, metadata={"help": "Tokens of a row."})
-    max_train_tokens: int | None = field(
-        default=None, metadata={"help": "The first ones; all by default."}
-    )
-    max_test_tokens: int = field(default=4096, metadata={"help": "The first ones."})
-    calibration_tokens: int = field(
-        default=8192, metadata={"help": "Held out of the training tokens."}
-    )
-    resume: bool = field(
-        default=False,
-        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    resume: bool = HfArg(
+        default=False, help="Resume from the last checkpoint in output_dir."
     )
 
 

@@ -8,7 +8,7 @@ On several GPUs, replace `python` by `accelerate launch --config_file recipes/ac
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from papers.dynamics import TrainingTrace
 from papers.networks.global_pooling_cnn import (
@@ -23,6 +23,7 @@ from transformers import (
     DataCollatorWithPadding,
     set_seed,
 )
+from transformers.hf_argparser import HfArg
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import label_maps, load_ood, multi_hot
@@ -31,34 +32,24 @@ from hf_calib.experiments import parse_arguments, print_input_errors, train_and_
 
 @dataclass
 class ModelArguments:
-    model: str = field(
+    model: str = HfArg(
         default="bert-base-uncased",
-        metadata={
-            "help": "A model on the Hub or on disk, or 'global_pooling_cnn', trained from scratch."
-        },
+        help="A model on the Hub or on disk, or 'global_pooling_cnn', trained from scratch.",
     )
-    max_length: int = field(
-        default=128, metadata={"help": "Tokens of a text in training."}
+    max_length: int = HfArg(default=128, help="Tokens of a text in training.")
+    eval_max_length: int | None = HfArg(
+        default=None, help="Tokens of a text in evaluation; by default as in training."
     )
-    eval_max_length: int | None = field(
-        default=None,
-        metadata={"help": "Tokens of a text in evaluation; by default as in training."},
+    vocab_size: int = HfArg(default=20000, help="Size of the CNN's vocabulary.")
+    glove_file: str | None = HfArg(
+        default=None, help="Word vectors for the CNN, glove.6B.100d.txt."
     )
-    vocab_size: int = field(
-        default=20000, metadata={"help": "Size of the CNN's vocabulary."}
-    )
-    glove_file: str | None = field(
-        default=None, metadata={"help": "Word vectors for the CNN, glove.6B.100d.txt."}
-    )
-    training_trace: bool = field(
+    training_trace: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Record at each evaluation what the papers' figures need, in training_trace.json."
-        },
+        help="Record at each evaluation what the papers' figures need, in training_trace.json.",
     )
-    resume: bool = field(
-        default=False,
-        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    resume: bool = HfArg(
+        default=False, help="Resume from the last checkpoint in output_dir."
     )
 
     def __post_init__(self):

@@ -8,7 +8,7 @@ On several GPUs, replace `python` by `accelerate launch --config_file recipes/ac
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from transformers import (
     AutoModelForTokenClassification,
@@ -16,6 +16,7 @@ from transformers import (
     DataCollatorForTokenClassification,
     set_seed,
 )
+from transformers.hf_argparser import HfArg
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments, load_tagged, tag_maps, tokenize_words
@@ -24,13 +25,10 @@ from hf_calib.experiments import parse_arguments, print_input_errors, train_and_
 
 @dataclass
 class ModelArguments:
-    model: str = field(
-        default="bert-base-cased", metadata={"help": "A model on the Hub or on disk."}
-    )
-    max_length: int = field(default=128, metadata={"help": "Sub-words of a sentence."})
-    resume: bool = field(
-        default=False,
-        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    model: str = HfArg(default="bert-base-cased", help="A model on the Hub or on disk.")
+    max_length: int = HfArg(default=128, help="Sub-words of a sentence.")
+    resume: bool = HfArg(
+        default=False, help="Resume from the last checkpoint in output_dir."
     )
 
     def __post_init__(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,11 @@ from hf_calib.losses import CalibrationLoss, make_loss
 
 FloatArray = NDArray[np.float64]
 
-_TINY = 1e-300  # for a probability of 0, whose logarithm would be infinite
+# For a probability of 0, whose logarithm would be infinite.
+_TINY = 1e-300
 _LARGEST_GAMMA = 1e3
-_CERTAIN = 1e-12  # a 1 - p_y below it has lost its digits in the gradient, p_y - 1
+# A 1 - p_y below it has lost its digits in the gradient, p_y - 1.
+_CERTAIN = 1e-12
 
 
 def uncertainty_weights(
@@ -38,24 +41,25 @@ def uncertainty_weights(
     >>> uncertainty_weights(make_loss("dual_focal", gamma=2), [[0.5, 0.3, 0.2]], [0]).round(6)
     array([0.64])
     """
-    rows, classes = np.array(probs, dtype=np.float64), np.asarray(labels)
+    rows = np.array(probs, dtype=np.float64)
+    classes = np.asarray(labels)
     options: dict[str, Any] = dict(loss.hyperparameters)
     if loss.name in ("brier", "power"):
         return np.zeros(len(rows))
     if loss.name == "label_smoothing":
         return np.full(len(rows), 1 - options["smoothing"])
-    penalties = {name: 0.0 for name in options if name.endswith("_weight")}
+    penalties = [name for name in options if name.endswith("_weight")]
     if penalties:
-        loss = make_loss(loss.name, **{**options, **penalties})
+        options |= dict.fromkeys(penalties, 0.0)
+        loss = make_loss(loss.name, **options)
     # Where p_y is so near 1, cross entropy has too few digits to divide by.
     sure = rows[np.arange(len(rows)), classes] > 1 - 1e-6
     rows[sure] += 1e-6 * (1 / rows.shape[1] - rows[sure])
     logits, targets = _as_logits(rows, classes)
     with torch.no_grad():
-        values = loss(logits, targets, reduction="none") / F.cross_entropy(
-            logits, targets, reduction="none"
-        )
-    return values.double().numpy()
+        values = loss(logits, targets, reduction="none")
+        cross_entropy = F.cross_entropy(logits, targets, reduction="none")
+    return (values / cross_entropy).double().numpy()
 
 
 def gradient_factors(
@@ -83,11 +87,8 @@ def gradient_factors(
     rows = torch.arange(len(targets))
     others[rows, targets] = 0
     one_minus_p = others.sum(dim=1)
-    return (
-        (-gradient[rows, targets] / one_minus_p)
-        .where(one_minus_p > _CERTAIN, torch.nan)
-        .numpy()
-    )
+    factors = -gradient[rows, targets] / one_minus_p
+    return factors.where(one_minus_p > _CERTAIN, torch.nan).numpy()
 
 
 def last_layer_gradient_norms(
@@ -116,12 +117,8 @@ def last_layer_gradient_norms(
     """
     rows = torch.tensor(np.asarray(logits, np.float64))
     inputs = np.asarray(features, np.float64)
-    check(
-        len(rows) == len(inputs),
-        "a row of features for each of the logits",
-        inputs.shape,
-        "pass all",
-    )
+    requirement = "a row of features for each of the logits"
+    check(len(rows) == len(inputs), requirement, inputs.shape, "pass all")
     gradients = _logit_gradients(loss, rows, torch.as_tensor(np.asarray(labels)))
     pull: FloatArray = np.linalg.norm(gradients.numpy(), axis=1)
     return pull * np.sqrt((inputs**2).sum(axis=1) + bias)
@@ -152,26 +149,21 @@ def confidence_regions(gamma: float, *, rival: float = 0.0) -> ConfidenceRegions
     [0.1353, 0.3679]
     """
     way_out = "the paper draws gamma=1, rival=0.3"
-    check(
-        1e-3 <= gamma <= _LARGEST_GAMMA,
-        f"gamma to lie in [0.001, {_LARGEST_GAMMA:g}]",
-        gamma,
-        way_out,
-    )
+    requirement = f"gamma to lie in [0.001, {_LARGEST_GAMMA:g}]"
+    check(1e-3 <= gamma <= _LARGEST_GAMMA, requirement, gamma, way_out)
     check(0 <= rival < 1, "rival to lie in [0, 1)", rival, way_out)
 
-    def slope(v: float) -> float:  # Eq. 25, without its positive factor
-        return float(
-            2 * (v - 1 - rival) + gamma * v * np.log(v) - (1 + rival) * np.log(v)
-        )
+    def slope(v: float) -> float:
+        """Eq. 25, without its positive factor."""
+        return 2 * (v - 1 - rival) + (gamma * v - 1 - rival) * math.log(v)
 
     def log_phi(v: float) -> float:
         margin = 1 - v + rival
-        return float(
-            (gamma - 1) * np.log(margin) + np.log(margin - gamma * v * np.log(v))
-        )
+        rest = margin - gamma * v * math.log(v)
+        return (gamma - 1) * math.log(margin) + math.log(rest)
 
-    top = brentq(slope, 1e-12, 1 - 1e-6)  # for the focal loss the slope is 0 at 1 too
+    # Up to below 1, because for the focal loss the slope is 0 at 1 too.
+    top = brentq(slope, 1e-12, 1 - 1e-6)
     return ConfidenceRegions(top, brentq(log_phi, top, 1 - 1e-12))
 
 
@@ -191,19 +183,14 @@ def reversed_range(gamma: float) -> tuple[float, float] | None:
     [0.0911, 0.5799]
     """
     way_out = "pass the absolute value of an adaptive loss's gamma"
-    check(
-        0 <= gamma <= _LARGEST_GAMMA,
-        f"gamma to lie in [0, {_LARGEST_GAMMA:g}]",
-        gamma,
-        way_out,
-    )
+    requirement = f"gamma to lie in [0, {_LARGEST_GAMMA:g}]"
+    check(0 <= gamma <= _LARGEST_GAMMA, requirement, gamma, way_out)
 
     def sign(p: float) -> float:
-        return float(1 + p + gamma * p * np.log(p))
+        return 1 + p + gamma * p * math.log(p)
 
-    lowest = (
-        float(np.exp(-1 - 1 / gamma)) if gamma else 1.0
-    )  # where 1 + gamma (1 + log p) = 0
+    # It is the lowest where 1 + gamma (1 + log p) = 0.
+    lowest = math.exp(-1 - 1 / gamma) if gamma else 1.0
     if sign(lowest) >= 0:
         return None
     return brentq(sign, _TINY, lowest), brentq(sign, lowest, 1.0)
@@ -217,10 +204,8 @@ def simplex_grid(resolution: int = 60) -> FloatArray:
            [0.25, 0.5 , 0.25],
            [0.5 , 0.25, 0.25]])
     """
-    first, second = np.mgrid[1:resolution, 1:resolution]
-    counts = np.stack([first, second, resolution - first - second], axis=-1).reshape(
-        -1, 3
-    )
+    first, second = np.mgrid[1:resolution, 1:resolution].reshape(2, -1)
+    counts = np.stack([first, second, resolution - first - second], axis=1)
     return counts[counts[:, 2] > 0] / resolution
 
 
@@ -228,21 +213,17 @@ def _as_logits(
     probs: ArrayLike, labels: ArrayLike
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows = np.asarray(probs, np.float64)
-    return torch.from_numpy(np.log(np.maximum(rows, _TINY))), torch.as_tensor(
-        np.asarray(labels)
-    )
+    logits = torch.from_numpy(np.log(np.maximum(rows, _TINY)))
+    return logits, torch.as_tensor(np.asarray(labels))
 
 
 def _logit_gradients(
     loss: CalibrationLoss, logits: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
     """(N, C); a row's loss depends on its own logits only, so the gradient of the sum has each row's in its row."""
-    check(
-        not loss.couples_batch,
-        "loss to have a value per example",
-        repr(loss.name),
-        "take one that has",
-    )
+    requirement = "loss to have a value per example"
+    has_values = not loss.couples_batch
+    check(has_values, requirement, repr(loss.name), "take one that has")
     rows = logits.detach().requires_grad_()
     (gradients,) = torch.autograd.grad(loss(rows, labels, reduction="sum"), rows)
     return gradients
