@@ -108,16 +108,14 @@ class _DenseLayer(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         new = self.conv1(F.relu(self.norm1(features)))
-        return torch.cat(
-            [features, new if self.plain else self.conv2(F.relu(self.norm2(new)))],
-            dim=1,
-        )
+        if not self.plain:
+            new = self.conv2(F.relu(self.norm2(new)))
+        return torch.cat([features, new], dim=1)
 
 
 def _transition(n_in: int, n_out: int) -> nn.Sequential:
     """Other channels, half of the size."""
-    convolution = nn.Conv2d(n_in, n_out, 1, bias=False)
-    layers = OrderedDict[str, nn.Module](
-        norm=nn.BatchNorm2d(n_in), relu=nn.ReLU(), conv=convolution
-    )
-    return nn.Sequential(OrderedDict(layers, pool=nn.AvgPool2d(2)))
+    layers = OrderedDict[str, nn.Module](norm=nn.BatchNorm2d(n_in), relu=nn.ReLU())
+    layers["conv"] = nn.Conv2d(n_in, n_out, 1, bias=False)
+    layers["pool"] = nn.AvgPool2d(2)
+    return nn.Sequential(layers)
