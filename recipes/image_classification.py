@@ -115,13 +115,13 @@ class ModelArguments:
     )
 
 
-sys.excepthook = print_input_errors  # one line each, without a traceback
+# Errors in the input are one line each, without a traceback.
+sys.excepthook = print_input_errors
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, DataArguments, CalibrationTrainingArguments)
 )
-training_args.remove_unused_columns = (
-    False  # the images would be dropped before they are transformed
-)
+# The images would be dropped before they are transformed.
+training_args.remove_unused_columns = False
 set_seed(training_args.seed)
 
 # Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
@@ -130,11 +130,11 @@ with training_args.main_process_first():
     elsewhere = load_ood(data_args, images=True)
     if model_args.ood_noise:
         unlabelled = dataset["test"].remove_columns("label")
-        elsewhere["gaussian noise"] = gaussian_noise(
-            unlabelled, seed=data_args.split_seed
-        )
+        noisy = gaussian_noise(unlabelled, seed=data_args.split_seed)
+        elsewhere["gaussian noise"] = noisy
 labels = label_maps(dataset)
-dataset = multi_hot(dataset)  # several labels per row become floats
+# Several labels per row become floats.
+dataset = multi_hot(dataset)
 
 # Model and image processor.
 if model_args.model in IMAGE_NETWORKS:
@@ -142,9 +142,8 @@ if model_args.model in IMAGE_NETWORKS:
     processor = ViTImageProcessorPil(
         size=size, image_mean=model_args.image_mean, image_std=model_args.image_std
     )
-    config = network_config(
-        IMAGE_NETWORKS[model_args.model].config_class, model_args.model_kwargs, **labels
-    )
+    config_class = IMAGE_NETWORKS[model_args.model].config_class
+    config = network_config(config_class, model_args.model_kwargs, **labels)
     model = AutoModelForImageClassification.from_config(config)
     if model_args.weights is not None:
         model = type(model).from_pretrained(
@@ -153,11 +152,11 @@ if model_args.model in IMAGE_NETWORKS:
 else:
     processor = load_image_processor(model_args.model)
     if model_args.from_scratch:
-        config = AutoConfig.from_pretrained(
-            model_args.model, **json.loads(model_args.model_kwargs), **labels
-        )
+        settings = json.loads(model_args.model_kwargs)
+        config = AutoConfig.from_pretrained(model_args.model, **settings, **labels)
         model = AutoModelForImageClassification.from_config(config)
-    else:  # a head for other classes is replaced
+    else:
+        # A head for other classes is replaced.
         model = AutoModelForImageClassification.from_pretrained(
             model_args.model, ignore_mismatched_sizes=True, **labels
         )
@@ -175,21 +174,17 @@ transform = ImageTransform
 if model_args.decode_once:
     transform = PixelTransform
     with training_args.main_process_first():
-        dataset = {
-            name: decode_images(split, processor) for name, split in dataset.items()
-        }
-        elsewhere = {
-            name: decode_images(rows, processor) for name, rows in elsewhere.items()
-        }
+        for splits in (dataset, elsewhere):
+            for name, rows in splits.items():
+                splits[name] = decode_images(rows, processor)
 augmented = transform(
     processor, crop=model_args.crop, flip=model_args.flip, padding=model_args.padding
 )
+plain = transform(processor)
 train = dataset["train"].with_transform(augmented)
-calibration = dataset["calibration"].with_transform(transform(processor))
-test = dataset["test"].with_transform(transform(processor))
-elsewhere = {
-    name: rows.with_transform(transform(processor)) for name, rows in elsewhere.items()
-}
+calibration = dataset["calibration"].with_transform(plain)
+test = dataset["test"].with_transform(plain)
+elsewhere = {name: rows.with_transform(plain) for name, rows in elsewhere.items()}
 
 
 # Train, report, save.
@@ -203,8 +198,8 @@ class Trainer(CalibrationTrainer):
         if model_args.lr_milestones:
             per_epoch = num_training_steps / self.args.num_train_epochs
             steps = [round(epoch * per_epoch) for epoch in model_args.lr_milestones]
-            optimizer = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = MultiStepLR(optimizer, steps, model_args.lr_decay)
+            own = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = MultiStepLR(own, steps, model_args.lr_decay)
         return super().create_scheduler(num_training_steps, optimizer)
 
 

@@ -68,7 +68,8 @@ class ModelArguments:
             )
 
 
-sys.excepthook = print_input_errors  # one line each, without a traceback
+# Errors in the input are one line each, without a traceback.
+sys.excepthook = print_input_errors
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, DataArguments, CalibrationTrainingArguments)
 )

@@ -10,7 +10,6 @@ example from scratch.
 
 import sys
 from dataclasses import dataclass
-from itertools import chain
 
 from datasets import Dataset
 from transformers import (
@@ -44,7 +43,8 @@ class TextArguments:
     )
 
 
-sys.excepthook = print_input_errors  # one line each, without a traceback
+# Errors in the input are one line each, without a traceback.
+sys.excepthook = print_input_errors
 text_args, training_args = parse_arguments(
     (TextArguments, CalibrationTrainingArguments)
 )
@@ -58,27 +58,24 @@ model = AutoModelForCausalLM.from_pretrained(text_args.model, dtype="float32")
 def blocks(path: str, most: int | None) -> Dataset:
     """Rows of `block` tokens, each its own label; what is left at the end is dropped."""
     texts = [text or "" for text in load_rows(path)["text"]]
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    tokens = list(chain.from_iterable([*each, tokenizer.eos_token_id] for each in ids))[
-        :most
-    ]
-    starts = range(0, len(tokens) - text_args.block + 1, text_args.block)
-    rows = [tokens[start : start + text_args.block] for start in starts]
+    tokens = []
+    for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
+        tokens += [*ids, tokenizer.eos_token_id]
+    tokens = tokens[:most]
+    size = text_args.block
+    starts = range(0, len(tokens) - size + 1, size)
+    rows = [tokens[start : start + size] for start in starts]
     return Dataset.from_dict({"input_ids": rows, "labels": rows})
 
 
 with training_args.main_process_first():
     train = blocks(text_args.train_file, text_args.max_train_tokens)
-    test = (
-        None
-        if text_args.test_file is None
-        else blocks(text_args.test_file, text_args.max_test_tokens)
-    )
+    test = None
+    if text_args.test_file is not None:
+        test = blocks(text_args.test_file, text_args.max_test_tokens)
 n_held_out = max(1, text_args.calibration_tokens // text_args.block)
-calibration, train = (
-    train.select(range(n_held_out)),
-    train.select(range(n_held_out, len(train))),
-)
+calibration = train.select(range(n_held_out))
+train = train.select(range(n_held_out, len(train)))
 
 trainer = CalibrationTrainer(
     model,

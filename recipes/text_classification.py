@@ -59,7 +59,8 @@ class ModelArguments:
                 raise SystemExit(f"expected {name} to be at least 1, got {length}")
 
 
-sys.excepthook = print_input_errors  # one line each, without a traceback
+# Errors in the input are one line each, without a traceback.
+sys.excepthook = print_input_errors
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, StudyDataArguments, CalibrationTrainingArguments)
 )
@@ -70,7 +71,8 @@ with training_args.main_process_first():
     dataset = load_study_data(data_args)
     elsewhere = load_ood(data_args)
 labels = label_maps(dataset)
-dataset = multi_hot(dataset)  # several labels per row become floats
+# Several labels per row become floats.
+dataset = multi_hot(dataset)
 
 # Model and tokenizer.
 if model_args.model == "global_pooling_cnn":
@@ -88,25 +90,25 @@ if model_args.model == "global_pooling_cnn":
         print(f"{coverage:.1%} of the words have a GloVe vector")
     model = GlobalPoolingCNNForSequenceClassification(config)
     if model_args.glove_file is not None:
-        model.set_word_vectors(vectors)  # frozen, as in the papers
+        # Frozen, as in the papers.
+        model.set_word_vectors(vectors)
 else:
     tokenizer = AutoTokenizer.from_pretrained(model_args.model)
+    # A head for other classes is replaced.
     model = AutoModelForSequenceClassification.from_pretrained(
         model_args.model, ignore_mismatched_sizes=True, **labels
-    )  # a head for other classes is replaced
-    if (
-        tokenizer.pad_token is None
-    ):  # GPT-2, Llama: models that were never trained on padded batches
+    )
+    # GPT-2 and Llama were never trained on padded batches.
+    if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def tokenize(rows, max_length):
-    return rows.map(
-        lambda batch: tokenizer(batch["text"], truncation=True, max_length=max_length),
-        batched=True,
-        remove_columns="text",
-    )
+    def ids(batch):
+        return tokenizer(batch["text"], truncation=True, max_length=max_length)
+
+    return rows.map(ids, batched=True, remove_columns="text")
 
 
 with training_args.main_process_first():

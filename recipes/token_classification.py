@@ -38,7 +38,8 @@ class ModelArguments:
             )
 
 
-sys.excepthook = print_input_errors  # one line each, without a traceback
+# Errors in the input are one line each, without a traceback.
+sys.excepthook = print_input_errors
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, DataArguments, CalibrationTrainingArguments)
 )
@@ -50,12 +51,12 @@ with training_args.main_process_first():
 
 # Model and tokenizer. Byte-level tokenizers read words with the space before them.
 tokenizer = AutoTokenizer.from_pretrained(model_args.model, add_prefix_space=True)
+# A head for other tags is replaced.
 model = AutoModelForTokenClassification.from_pretrained(
     model_args.model, ignore_mismatched_sizes=True, **tag_maps(dataset)
-)  # a head for other tags is replaced
-if (
-    tokenizer.pad_token is None
-):  # GPT-2, Llama: models that were never trained on padded batches
+)
+# GPT-2 and Llama were never trained on padded batches.
+if tokenizer.pad_token is None:
     tokenizer.pad_token = tokenizer.eos_token
 model.config.pad_token_id = tokenizer.pad_token_id
 

@@ -32,23 +32,15 @@ def train_word_tokenizer(
     >>> tokenizer.tokenize("The bird, the dog")
     ['the', '[UNK]', 'the', 'dog']
     """
-    check(
-        not isinstance(texts, str),
-        "texts to be a collection of texts",
-        "one str",
-        "pass [text]",
-    )
-    check(
-        vocab_size >= 3,
-        "vocab_size to be at least 3",
-        vocab_size,
-        "the default is 20000",
-    )
+    are_several = not isinstance(texts, str)
+    check(are_several, "texts to be a collection of texts", "one str", "pass [text]")
+    way_out = "the default is 20000"
+    check(vocab_size >= 3, "vocab_size to be at least 3", vocab_size, way_out)
     tokenizer = Tokenizer(models.WordLevel(unk_token=_UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(
-        Regex(r"\w+"), behavior="removed", invert=True
-    )
+    words = Regex(r"\w+")
+    between = pre_tokenizers.Split(words, behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = between
     special = [_PAD, _UNKNOWN]
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size, special_tokens=special, show_progress=False
@@ -78,12 +70,10 @@ def load_glove(
     References:
         Pennington, Socher, Manning, GloVe: Global Vectors for Word Representation, 2014.
     """
-    special = set(tokenizer.all_special_tokens)
-    wanted = {
-        word.encode(): i
-        for word, i in tokenizer.get_vocab().items()
-        if word not in special
-    }
+    vocabulary = tokenizer.get_vocab()
+    for special in tokenizer.all_special_tokens:
+        vocabulary.pop(special, None)
+    wanted = {word.encode(): i for word, i in vocabulary.items()}
     found: dict[int, np.ndarray] = {}
     size = 0
     with open(path, "rb") as file:
