@@ -10,15 +10,14 @@ of 20 Newsgroups. It takes about 3 minutes.
 
 from newsgroups_cnn import parse_options, traced_runs
 from records import (
-    in_words,
     kind_of_intervals,
     means_over_seeds,
     moving_average,
-    print_table,
+    print_means,
     quartiles,
     write_study,
 )
-from trace_figures import confidence_figures, learned_logits
+from trace_figures import confidence_figures, learned_quartiles
 
 LOSSES = {
     "cross entropy": "cross_entropy",
@@ -42,29 +41,19 @@ for seed, name, trace, *_ in traced_runs(args, settings, members, n_rows=1000):
     if seed == args.seeds[0]:
         first_held_out[name] = held_out
         first_own[name] = own
-    of_logits = quartiles(held_out.row_max_logit[-1])
-    of_rivals = quartiles(held_out.row_rival_probability[-1])
-    groups = {
-        group: {"rows": len(logits), "quartiles": quartiles(logits)}
-        for group, logits in learned_logits(own, boundaries).items()
-    }
-    runs.append(
-        {
-            "seed": seed,
-            "loss": name,
-            "accuracy": held_out.accuracy[-1],
-            "ece": held_out.ece.tolist(),
-            "ece_smoothed": moving_average(held_out.ece).tolist(),
-            "max_logit_quartiles": of_logits,
-            "rival_quartiles": of_rivals,
-            "groups": groups,
-        }
-    )
+    run = {"seed": seed, "loss": name}
+    run["accuracy"] = held_out.accuracy[-1]
+    run["ece"] = held_out.ece.tolist()
+    run["ece_smoothed"] = moving_average(held_out.ece).tolist()
+    run["max_logit_quartiles"] = quartiles(held_out.row_max_logit[-1])
+    run["rival_quartiles"] = quartiles(held_out.row_rival_probability[-1])
+    run["groups"] = learned_quartiles(own, boundaries)
+    runs.append(run)
     of_run = {
-        "accuracy": held_out.accuracy[-1],
-        "ece": held_out.ece[-1],
-        "median_max_logit": of_logits[1],
-        "median_rival": of_rivals[1],
+        "accuracy": run["accuracy"],
+        "ece": run["ece"][-1],
+        "median_max_logit": run["max_logit_quartiles"][1],
+        "median_rival": run["rival_quartiles"][1],
     }
     at_the_end.append({"seed": seed, "loss": name} | of_run)
     numbers = [f"{key} {number:.3f}" for key, number in of_run.items()]
@@ -72,9 +61,7 @@ for seed, name, trace, *_ in traced_runs(args, settings, members, n_rows=1000):
 
 summary = means_over_seeds(at_the_end, by="loss")
 header = ["loss", "accuracy", "ECE", "median maximum logit", "median rival"]
-print_table(
-    header, [[name, *map(in_words, row.values())] for name, row in summary.items()]
-)
+print_means(header, summary)
 record = {
     "settings": settings,
     "intervals": kind_of_intervals(args.seeds),

@@ -12,11 +12,10 @@ import numpy as np
 from newsgroups_cnn import parse_options, traced_runs
 from panels import small_multiples
 from records import (
-    in_words,
     kind_of_intervals,
     listed,
     means_over_seeds,
-    print_table,
+    print_means,
     write_study,
 )
 from trace_figures import error_figure, of_three_bins
@@ -27,7 +26,8 @@ from hf_calib.plots import gamma_dynamics
 SAMPLES = 250
 
 args, settings = parse_options(__doc__, seeds=[0], rows=2000, epochs=12)
-half, last_fifth = settings["epochs"] // 2, settings["epochs"] * 4 // 5
+half = settings["epochs"] // 2
+last_fifth = settings["epochs"] * 4 // 5
 schedule = {half: 100 if args.full else 10, last_fifth: 1}
 
 
@@ -96,33 +96,25 @@ for seed, name, trace, log, seconds in traced_runs(args, settings, members, n_ro
         "mean_ece_over_epochs": held_out.ece.mean(),
     }
     measured.append({"seed": seed, "setting": name} | of_run)
-    gammas = trace.gammas
-    has_gammas = gammas.size > 0
-    runs.append(
-        {
-            "seed": seed,
-            "group": group_of[name],
-            "setting": name,
-            "updates": len(updates),
-            "accuracy": held_out.accuracy[-1],
-            "ece": held_out.ece.tolist(),
-            "adaptive_ece": held_out.adaptive_ece.tolist(),
-            "mean_ece_over_epochs": held_out.ece.mean(),
-            "gammas_at_the_end": listed(gammas[-1]) if has_gammas else None,
-            "smallest_gamma": gammas.min() if has_gammas else None,
-            "largest_gamma": gammas.max() if has_gammas else None,
-            "seconds": seconds,
-        }
-    )
+    run = {"seed": seed, "group": group_of[name], "setting": name}
+    run |= of_run | {"ece": held_out.ece.tolist()}
+    run["adaptive_ece"] = held_out.adaptive_ece.tolist()
+    run["updates"] = len(updates)
+    run["seconds"] = seconds
+    # Cross entropy has no gammas.
+    run |= dict.fromkeys(("gammas_at_the_end", "smallest_gamma", "largest_gamma"))
+    if trace.gammas.size:
+        run["gammas_at_the_end"] = listed(trace.gammas[-1])
+        run["smallest_gamma"] = trace.gammas.min()
+        run["largest_gamma"] = trace.gammas.max()
+    runs.append(run)
     numbers = [f"{key} {number:.3f}" for key, number in of_run.items()]
     updated = f"{len(updates):>4} updates"
     print(f"seed {seed}  {name:<22} {updated}, {', '.join(numbers)}", flush=True)
 
 summary = means_over_seeds(measured, by="setting")
 header = ["setting", "accuracy", "ECE at the end", "ECE, mean over epochs"]
-print_table(
-    header, [[name, *map(in_words, row.values())] for name, row in summary.items()]
-)
+print_means(header, summary)
 
 # Figures of the first seed.
 three_bins = {}

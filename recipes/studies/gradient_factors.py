@@ -180,22 +180,20 @@ figures = {
     "regions": confidence_region_diagram(p, phi, regions),
     "minimisers": simplex_surfaces(grid, gaps),
 }
-pushed_down = {
+results = {}
+results["largest change of u and g while p_y stays"] = moves
+results["focal factor is largest at"] = focal_peaks
+results["inverse focal pushes the label down"] = {
     "first at p": worst,
     "from gamma": 1 / worst,
     "ranges": reversed_ranges,
 }
-results = {
-    "largest change of u and g while p_y stays": moves,
-    "focal factor is largest at": focal_peaks,
-    "inverse focal pushes the label down": pushed_down,
-    "regions": {name: region._asdict() for name, region in regions.items()},
-    "minimisers over the simplex of three classes": {
-        name: confidence(gap, 1e-9) for name, gap in gaps.items()
-    },
-    "found on a grid, over the posteriors": {
-        name: confidence(gap, 0.006) for name, gap in direct.items()
-    },
+results["regions"] = {name: region._asdict() for name, region in regions.items()}
+results["minimisers over the simplex of three classes"] = {
+    name: confidence(gap, 1e-9) for name, gap in gaps.items()
+}
+results["found on a grid, over the posteriors"] = {
+    name: confidence(gap, 0.006) for name, gap in direct.items()
 }
 for title, numbers in results.items():
     print(f"{title}: {numbers}")

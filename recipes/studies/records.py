@@ -97,3 +97,9 @@ def in_words(mean):
 
 def print_table(header, rows):
     print("", *table_lines(header, rows), sep="\n")
+
+
+def print_means(header, means):
+    """A row for each group of means."""
+    rows = [[name, *map(in_words, row.values())] for name, row in means.items()]
+    print_table(header, rows)

@@ -3,7 +3,7 @@
 import numpy as np
 from panels import group_boxes, small_multiples, spread_by_epoch
 from papers.dynamics import learned_epoch, learned_groups
-from records import moving_average
+from records import moving_average, quartiles
 
 
 def mean_of_parts(values, n_bins):
@@ -17,6 +17,14 @@ def learned_logits(own, boundaries):
     learned = learned_epoch(own.epochs, own.row_correct)
     groups = learned_groups(learned, boundaries)
     return {group: own.row_max_logit[-1][mask] for group, mask in groups.items()}
+
+
+def learned_quartiles(own, boundaries):
+    """How many rows each group has, and the quartiles of their maximum logits."""
+    return {
+        group: {"rows": len(logits), "quartiles": quartiles(logits)}
+        for group, logits in learned_logits(own, boundaries).items()
+    }
 
 
 def of_three_bins(steps, gammas):

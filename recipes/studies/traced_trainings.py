@@ -20,7 +20,7 @@ from trace_figures import (
     confidence_figures,
     correspondence_figure,
     gaps_figure,
-    learned_logits,
+    learned_quartiles,
     number_of_bins,
     of_three_bins,
 )
@@ -107,10 +107,7 @@ def of_test_rows(traced):
 
 
 def of_training_rows(traced):
-    by_learned_epoch = {
-        group: {"rows": len(logits), "quartiles": quartiles(logits)}
-        for group, logits in learned_logits(traced, boundaries).items()
-    }
+    by_learned_epoch = learned_quartiles(traced, boundaries)
     return {
         "n": int(traced.n[-1]),
         "accuracy": listed(traced.accuracy),

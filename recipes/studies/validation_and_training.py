@@ -36,6 +36,25 @@ def correlations(ours, theirs):
     return found
 
 
+def of_each_bin(held_out, own, independent):
+    """What the record has of each bin, with the training rows in common and in independent bins."""
+    common = own.label_probability
+    return {
+        "gaps_at_the_end": listed(held_out.gaps[-1]),
+        "confidence_at_the_end": listed(held_out.bin_confidence[-1]),
+        "training_confidence_at_the_end": listed(common[-1]),
+        "correlation_over_epochs": listed(
+            correlations(common, held_out.bin_confidence)
+        ),
+        "independent_training_confidence_at_the_end": listed(independent[-1]),
+        "independent_correlation_over_epochs": listed(
+            correlations(independent, held_out.bin_confidence)
+        ),
+        "mean_training_rows_in_bin": own.label_counts.mean(axis=0).tolist(),
+    }
+
+
+# Gamma 0 is cross entropy.
 members = {
     gamma: {"loss": "focal", "loss_kwargs": {"gamma": float(gamma)}} for gamma in GAMMAS
 }
@@ -50,52 +69,41 @@ for seed, gamma, trace, *_ in traced_runs(args, settings, members, n_rows=1000):
         name = "cross entropy" if gamma == 0 else f"focal {gamma}"
         first_held_out[name] = held_out
         first_own[name] = own
-    common = correlations(own.label_probability, held_out.bin_confidence)
-    independent = np.array(
-        [mean_of_parts(row, 15) for row in own.row_label_probability]
-    )
-    of_independent = correlations(independent, held_out.bin_confidence)
-    distances = np.abs(independent - held_out.bin_confidence)
-    distance = np.nanmean(distances, axis=1)
-    runs.append(
-        {
-            "seed": seed,
-            "gamma": gamma,
-            "accuracy": held_out.accuracy[-1],
-            "adaptive_ece": held_out.adaptive_ece.tolist(),
-            "training_accuracy": own.accuracy[-1],
-            "training_adaptive_ece": own.adaptive_ece[-1],
-            "gaps_at_the_end": listed(held_out.gaps[-1]),
-            "confidence_at_the_end": listed(held_out.bin_confidence[-1]),
-            "training_confidence_at_the_end": listed(own.label_probability[-1]),
-            "correlation_over_epochs": listed(common),
-            "independent_training_confidence_at_the_end": listed(independent[-1]),
-            "independent_correlation_over_epochs": listed(of_independent),
-            "independent_distance": distance.tolist(),
-            "mean_training_rows_in_bin": own.label_counts.mean(axis=0).tolist(),
-        }
-    )
+    rows = own.row_label_probability
+    independent = np.array([mean_of_parts(row, 15) for row in rows])
+    away = np.abs(independent - held_out.bin_confidence)
+    # A bin that is empty at an evaluation does not count there.
+    distance = np.nanmean(away, axis=1)
+    run = {"seed": seed, "gamma": gamma}
+    run["accuracy"] = held_out.accuracy[-1]
+    run["adaptive_ece"] = held_out.adaptive_ece.tolist()
+    run["training_accuracy"] = own.accuracy[-1]
+    run["training_adaptive_ece"] = own.adaptive_ece[-1]
+    run["independent_distance"] = distance.tolist()
+    run |= of_each_bin(held_out, own, independent)
+    runs.append(run)
+    correlation = np.array(run["correlation_over_epochs"], dtype=float)
     of_run = {
-        "seed": seed,
-        "gamma": gamma,
-        "accuracy": held_out.accuracy[-1],
-        "adaptive_ece": held_out.adaptive_ece[-1],
-        "training_adaptive_ece": own.adaptive_ece[-1],
-        "median_correlation": np.nanmedian(np.array(listed(common), dtype=float)),
+        "accuracy": run["accuracy"],
+        "adaptive_ece": run["adaptive_ece"][-1],
+        "training_adaptive_ece": run["training_adaptive_ece"],
+        "median_correlation": np.nanmedian(correlation),
         "independent_distance_at_first": distance[0],
         "independent_distance_at_the_end": distance[-1],
     }
-    measured.append(of_run)
-    print({name: round(float(number), 3) for name, number in of_run.items()})
+    measured.append({"seed": seed, "gamma": gamma} | of_run)
+    numbers = [f"{key} {number:.3f}" for key, number in of_run.items()]
+    print(f"seed {seed}  gamma {gamma}: {', '.join(numbers)}", flush=True)
 
 # Over the seeds: each gamma, and which one is the best in how many bins.
 of_gamma = means_over_seeds(measured, by="gamma")
 lowest = min(GAMMAS, key=lambda gamma: of_gamma[gamma]["adaptive_ece"]["value"])
-gaps = np.array(
-    [[run["gaps_at_the_end"] for run in runs if run["gamma"] == g] for g in GAMMAS],
-    dtype=float,
-)
-of_bins = np.nan_to_num(np.abs(gaps.mean(axis=1)), nan=np.inf)
+sizes = []
+for gamma in GAMMAS:
+    gaps = [run["gaps_at_the_end"] for run in runs if run["gamma"] == gamma]
+    sizes.append(np.abs(np.mean(np.array(gaps, dtype=float), axis=0)))
+# A bin that is empty with a gamma is not best with it, and one that always is has no best.
+of_bins = np.nan_to_num(sizes, nan=np.inf)
 filled = np.isfinite(of_bins).any(axis=0)
 best = [GAMMAS[k] for k in np.argmin(of_bins[:, filled], axis=0)]
 n_better = sum(gamma != lowest for gamma in best)
