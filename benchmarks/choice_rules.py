@@ -3,17 +3,19 @@
     OMP_NUM_THREADS=1 python benchmarks/choice_rules.py --data ../shared/data outputs/posthoc/*.npz \
         --results benchmarks/results/choice_rules.csv
 
-The networks are those of benchmarks/small_networks.py and the files of benchmarks/posthoc_training.py. From the pool of
-each, 50, 100, 300, 1,000 and 3,000 calibration rows are drawn --draws times. The candidates of `AutoScaling` are
-cross-validated once per draw, and each rule chooses among them. A line of the results is a network, a number of rows, a
-draw and a rule, with the mean NLL on the test rows of the unchanged logits, of the temperature, and of the chosen
-calibrator.
+The networks are those of benchmarks/small_networks.py and the files of
+benchmarks/posthoc_training.py. From the pool of each, 50, 100, 300, 1,000 and 3,000 calibration
+rows are drawn --draws times. The candidates of `AutoScaling` are cross-validated once per draw, and
+each rule chooses among them. A line of the results is a network, a number of rows, a draw and a
+rule, with the mean NLL on the test rows of the unchanged logits, of the temperature, and of the
+chosen calibrator.
 
-The first table has the mean difference of each rule from the temperature over all settings; a setting is a network and
-a number of rows, averaged over its draws. The second table is nested: the datasets, in
-alphabetical order, are assigned alternately to two halves. The rule with the lowest mean on one half, among those whose
-worst setting there is at most .002 nats above the temperature, is measured on the other half. An interrupted run
-resumes. Without files and --data, only the tables are printed.
+The first table has the mean difference of each rule from the temperature over all settings; a
+setting is a network and a number of rows, averaged over its draws. The second table is nested: the
+datasets, in alphabetical order, are assigned alternately to two halves. The rule with the lowest
+mean on one half, among those whose worst setting there is at most .002 nats above the temperature,
+is measured on the other half. An interrupted run resumes. Without files and --data, only the tables
+are printed.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ RULES: dict[str, Callable[[Losses], str]] = {
     "least d + 2 SE": partial(choose, standard_errors=2),
     "least d + 3 SE": partial(choose, standard_errors=3),
 }
-# The rule of today. Files that were written before it have the others' choices, which tell what it takes.
+# The rule of today. Files that were written before it have the others' choices, which tell what it
+# takes.
 AUTO = "d + 2 SE, freer 3 SE"
 RULES[AUTO] = choose
 
@@ -144,9 +147,9 @@ def read(path: Path) -> list[Line]:
 def _like(found: Mapping[str, Line]) -> Line:
     """The line of a rule that chooses as today's: 2 SE from 1,000 rows on and for penalties of 1, otherwise 3 SE.
 
-    With fewer rows, where 2 SE chooses a calibrator with more parameters or unchanged logits, today's may choose one
-    with a penalty of 1 instead of the choice of 3 SE: in 12 of 525 draws. In four of them, which were computed again,
-    it made the same choice as 3 SE.
+    With fewer rows, where 2 SE chooses a calibrator with more parameters or unchanged logits,
+    today's may choose one with a penalty of 1 instead of the choice of 3 SE: in 12 of 525 draws. In
+    four of them, which were computed again, it made the same choice as 3 SE.
     """
     two = found["least d + 2 SE"]
     if int(two["rows"]) >= 1000 or two["choice"].endswith("(penalty=1)"):

@@ -2,14 +2,15 @@
 
     python benchmarks/decisions.py outputs/posthoc/clinc150-0.npz outputs/posthoc/ag_news-0.npz
 
-Each file holds pool_logits (N, C), pool_labels (N,), test_logits and test_labels, as benchmarks/posthoc_training.py
-writes them. In each of 20 rounds, a random half of the pool fits the scaler and the other half fits the rule
-(`AbstainRule`, delta 0.05); coverage and accuracy are measured on the test rows. "short" counts the rounds in which the
-accuracy on the test rows was below the promised one. This is partly due to chance, since the test rows are a sample.
+Each file holds pool_logits (N, C), pool_labels (N,), test_logits and test_labels, as
+benchmarks/posthoc_training.py writes them. In each of 20 rounds, a random half of the pool fits the
+scaler and the other half fits the rule (`AbstainRule`, delta 0.05); coverage and accuracy are
+measured on the test rows. "short" counts the rounds in which the accuracy on the test rows was
+below the promised one. This is partly due to chance, since the test rows are a sample.
 
-If the test rows have other class frequencies than the pool, the promise does not hold. This is the case for clinc150,
-where 3% of the validation texts and 18% of the test texts are out of scope. A second table per file is therefore for
-a pool and a test set that are drawn from both together.
+If the test rows have other class frequencies than the pool, the promise does not hold. This is the
+case for clinc150, where 3% of the validation texts and 18% of the test texts are out of scope. A
+second table per file is therefore for a pool and a test set that are drawn from both together.
 """
 
 from __future__ import annotations

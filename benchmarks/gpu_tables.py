@@ -2,11 +2,12 @@
 
     python benchmarks/gpu_tables.py
 
-A record of the file has a loss, its kind and its shape, `ms` (wall time of forward and backward, the median of 7),
-`graph_ms` (the device's own time, by the replay of a CUDA graph), `peak` (memory in addition to the logits, in units
-of the logits) and `first_s` (the first call). The kinds are "kernels", the fused kernels; "plain", the same loss
-without them; and "compiled", the latter under `torch.compile`. The losses "hand focal" and "hand dual focal" are what a
-user writes, by `F.cross_entropy(reduction="none")` and by a softmax.
+A record of the file has a loss, its kind and its shape, `ms` (wall time of forward and backward,
+the median of 7), `graph_ms` (the device's own time, by the replay of a CUDA graph), `peak` (memory
+in addition to the logits, in units of the logits) and `first_s` (the first call). The kinds are
+"kernels", the fused kernels; "plain", the same loss without them; and "compiled", the latter under
+`torch.compile`. The losses "hand focal" and "hand dual focal" are what a user writes, by
+`F.cross_entropy(reduction="none")` and by a softmax.
 """
 
 from __future__ import annotations

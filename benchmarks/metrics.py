@@ -4,10 +4,11 @@
     OMP_NUM_THREADS=1 python benchmarks/metrics.py
     OMP_NUM_THREADS=1 python benchmarks/metrics.py --jobs ece smooth
 
-Each round times every package once, ours first, so that a change of the machine's load meets all of them; the
-table gives medians over the rounds, and medians of the ratios within a round. Functions that take longer than
-`--patience` seconds are timed in the first round only. The values are printed next to the times, since a fast
-function may be wrong. Each package gets the data in the form that it is fastest with (torchmetrics float32 tensors).
+Each round times every package once, ours first, so that a change of the machine's load meets all of
+them; the table gives medians over the rounds, and medians of the ratios within a round. Functions
+that take longer than `--patience` seconds are timed in the first round only. The values are printed
+next to the times, since a fast function may be wrong. Each package gets the data in the form that
+it is fastest with (torchmetrics float32 tensors).
 
 Values that differ for a reason: torchmetrics has bins [lower, upper) and adds up in float32.
 

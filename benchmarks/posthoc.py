@@ -2,15 +2,17 @@
 
     OMP_NUM_THREADS=1 python benchmarks/posthoc.py outputs/posthoc/*.npz --results benchmarks/results/posthoc.csv
 
-The files are those of benchmarks/posthoc_training.py. From the pool of each, calibration sets of 100, 300 and 1,000
-rows are drawn --draws times without replacement, and all rows are used once. Every method is fitted to each set and
-measured on all test rows. A fit is a line of the results file. An interrupted run resumes.
+The files are those of benchmarks/posthoc_training.py. From the pool of each, calibration sets of
+100, 300 and 1,000 rows are drawn --draws times without replacement, and all rows are used once.
+Every method is fitted to each set and measured on all test rows. A fit is a line of the results
+file. An interrupted run resumes.
 
-It prints one table for no calibrator, the temperature and auto; with --all one for each model and size. They give
-means over the draws, and the range of 95% of them. The last two columns compare with the temperature on the same draw
-and the same test rows: the mean difference of the NLL, with a 95% interval that resamples the draws and the test
-rows. For multi-label models, each label of each row is a decision between two classes, over which everything is
-averaged; the classwise ECE is the mean over the labels.
+It prints one table for no calibrator, the temperature and auto; with --all one for each model and
+size. They give means over the draws, and the range of 95% of them. The last two columns compare
+with the temperature on the same draw and the same test rows: the mean difference of the NLL, with a
+95% interval that resamples the draws and the test rows. For multi-label models, each label of each
+row is a decision between two classes, over which everything is averaged; the classwise ECE is the
+mean over the labels.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
     python benchmarks/posthoc_training.py --data ../shared/data --model MINILM --output outputs/posthoc
 
-`MINILM` is sentence-transformers/all-MiniLM-L6-v2, or a folder that contains it. The data folder has one folder per
-dataset, as published by its authors: CSV or Parquet files with a text and a label column.
+`MINILM` is sentence-transformers/all-MiniLM-L6-v2, or a folder that contains it. The data folder
+has one folder per dataset, as published by its authors: CSV or Parquet files with a text and a
+label column.
 
-Each run trains with cross entropy in `CalibrationTrainer` on part of the training split; the pool that calibration rows
-are drawn from (validation rows, or training rows that were left out) and the test rows are predicted at its end. One
-file per run, NAME-SEED.npz, is written at the end. A run whose file exists is skipped.
+Each run trains with cross entropy in `CalibrationTrainer` on part of the training split; the pool
+that calibration rows are drawn from (validation rows, or training rows that were left out) and the
+test rows are predicted at its end. One file per run, NAME-SEED.npz, is written at the end. A run
+whose file exists is skipped.
 """
 
 from __future__ import annotations

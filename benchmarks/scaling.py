@@ -3,28 +3,30 @@
     OMP_NUM_THREADS=1 python benchmarks/scaling.py
     OMP_NUM_THREADS=1 python benchmarks/scaling.py --jobs nll
 
-Negative log-likelihood: against `CalibratedClassifierCV(FrozenEstimator(...), method="temperature")`, the
-public way, which also predicts the examples fold by fold; and against the fit that it calls, alone, which is
-the fairer comparison. "above the optimum" is the mean NLL at the T that was found, in float64, minus the lowest
-possible one, in nats.
+Negative log-likelihood: against `CalibratedClassifierCV(FrozenEstimator(...),
+method="temperature")`, the public way, which also predicts the examples fold by fold; and against
+the fit that it calls, alone, which is the fairer comparison. "above the optimum" is the mean NLL at
+the T that was found, in float64, minus the lowest possible one, in nats.
 
-Expected calibration error on the grid 0.1, 0.2, ..., 10: against the method of the focal_calibration repository,
-reimplemented here. For each T it divides all logits, in torch, takes the cross entropy, divides them again,
-takes the softmax, the largest probability of each row, and 15 masks, one per bin. Its second line leaves out
-the cross entropy, which a search by calibration error does not need. A round times it on five of the 100
-temperatures, unless --full-grid is given, and multiplies.
+Expected calibration error on the grid 0.1, 0.2, ..., 10: against the method of the
+focal_calibration repository, reimplemented here. For each T it divides all logits, in torch, takes
+the cross entropy, divides them again, takes the softmax, the largest probability of each row, and
+15 masks, one per bin. Its second line leaves out the cross entropy, which a search by calibration
+error does not need. A round times it on five of the 100 temperatures, unless --full-grid is given,
+and multiplies.
 
-Linear maps: `MatrixScaling` and `StructuredMatrixScaling` against the SMS of probmetrics (the maps' authors) on
-5,000 x 100, `VectorScaling` and `StructuredVectorScaling` against our own temperature on 50,000 x 1,000. "excess"
-is the mean penalised NLL at the map that was found less that of a fit that was run on until nothing more could be
-gained; the logits are over-confident, and their labels were drawn from a map with wrong offsets and mixed classes.
-`--logits FILE.npz` (with `pool_logits`, `pool_labels`) times them on other logits, for example of a real model.
+Linear maps: `MatrixScaling` and `StructuredMatrixScaling` against the SMS of probmetrics (the maps'
+authors) on 5,000 x 100, `VectorScaling` and `StructuredVectorScaling` against our own temperature
+on 50,000 x 1,000. "excess" is the mean penalised NLL at the map that was found less that of a fit
+that was run on until nothing more could be gained; the logits are over-confident, and their labels
+were drawn from a map with wrong offsets and mixed classes. `--logits FILE.npz` (with `pool_logits`,
+`pool_labels`) times them on other logits, for example of a real model.
 
-The choice of a map: `AutoScaling`, which cross-validates a dozen of them, against one SMS of probmetrics on 2,000 x 100
-of the same kind.
+The choice of a map: `AutoScaling`, which cross-validates a dozen of them, against one SMS of
+probmetrics on 2,000 x 100 of the same kind.
 
-Each round times every method once, so that a change of the machine's load meets all of them; the table gives
-medians over the rounds, and medians of the ratios within a round.
+Each round times every method once, so that a change of the machine's load meets all of them; the
+table gives medians over the rounds, and medians of the ratios within a round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Small networks of scikit-learn on features of three text and two image datasets, and their logits.
 
-tf-idf (200 components), or pixels (100 components); each a logistic regression, a network with one hidden layer after 5
-epochs, and after 40. A third of the training rows is the pool that calibration rows are drawn from.
+tf-idf (200 components), or pixels (100 components); each a logistic regression, a network with one
+hidden layer after 5 epochs, and after 40. A third of the training rows is the pool that calibration
+rows are drawn from.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     python benchmarks/values.py > after.json                        # some: values.py losses metrics maps decisions
     python benchmarks/values.py before.json after.json [tolerance]  # what differs by more than 1e-12, and by how much
 
-Both runs need the same machine and packages. An array is recorded by its shape and eight sums with random signs.
+Both runs need the same machine and packages. An array is recorded by its shape and eight sums with
+random signs.
 """
 
 from __future__ import annotations

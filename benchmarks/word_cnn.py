@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 PYTHONPATH=recipes python benchmarks/word_cnn.py
 
-128 texts with the lengths of 20 Newsgroups (median 160 words, mean 300), cut to the last 200, 400 and 1,000.
-Processor time of forward and backward, best of 5; "padded" is the network's layers written with torch's Conv1d and
-max_pool1d. It prints how far the two gradients differ in float32; in float64 they agree to 1e-12 (see the tests).
+128 texts with the lengths of 20 Newsgroups (median 160 words, mean 300), cut to the last 200, 400
+and 1,000. Processor time of forward and backward, best of 5; "padded" is the network's layers
+written with torch's Conv1d and max_pool1d. It prints how far the two gradients differ in float32;
+in float64 they agree to 1e-12 (see the tests).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
         --temperature_criterion nll --seed 0 --results best_epoch.csv
     python recipes/best_epoch.py --table best_epoch.csv
 
-Each run adds its epochs to the results: `eval_loss` and `eval_nll_calibrated` of the held-out rows, and the test rows'
-metrics. Seeds that are in the results are not run again.
+Each run adds its epochs to the results: `eval_loss` and `eval_nll_calibrated` of the held-out rows,
+and the test rows' metrics. Seeds that are in the results are not run again.
 """
 
 import sys

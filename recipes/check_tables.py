@@ -2,16 +2,18 @@
 
     python recipes/check_tables.py
 
-The tables of docs/results/language_models.md are computed again from the `report.json` of each study. The pages on runs
-are compared with `results.csv` of each study: the means and differences of its table. The tables of the pages on
-post-hoc calibrators are computed again from the raw results, and those of papers_length.md and of the small ViT from
-saved logits; the H100's tables of speed.md are those of its record. All decimal numbers of studies.md and docs/papers
-are compared with the JSON files of the studies; the tables of small_claims are computed again from its JSON file, whose
-means are those of its csv file. A sentence that calls something "beyond chance" prints its corrected p.
+The tables of docs/results/language_models.md are computed again from the `report.json` of each
+study. The pages on runs are compared with `results.csv` of each study: the means and differences of
+its table. The tables of the pages on post-hoc calibrators are computed again from the raw results,
+and those of papers_length.md and of the small ViT from saved logits; the H100's tables of speed.md
+are those of its record. All decimal numbers of studies.md and docs/papers are compared with the
+JSON files of the studies; the tables of small_claims are computed again from its JSON file, whose
+means are those of its csv file. A sentence that calls something "beyond chance" prints its
+corrected p.
 
-Numbers without a file in the repository are counted by name: intervals and corrected p-values of runs, and
-cross-calibration, whose files were not kept. A page that summarises others may only state numbers of the pages that it
-links to.
+Numbers without a file in the repository are counted by name: intervals and corrected p-values of
+runs, and cross-calibration, whose files were not kept. A page that summarises others may only state
+numbers of the pages that it links to.
 """
 
 from __future__ import annotations

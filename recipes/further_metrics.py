@@ -2,10 +2,10 @@
 
     python recipes/further_metrics.py OUTPUT/guard ... > tables.md
 
-The tables have means over the seeds for each loss. Before and after the temperature: the ECE with 15 bins, the debiased
-L2 error, the ECE by sweep (as many equal-mass bins as stay monotonic), the maximum calibration error (MCE) and the
-kernel ECE (KDE). The NLL after a temperature, after the temperature with the lowest ECE, after ensemble temperature
-scaling (ETS), and after a spline.
+The tables have means over the seeds for each loss. Before and after the temperature: the ECE with
+15 bins, the debiased L2 error, the ECE by sweep (as many equal-mass bins as stay monotonic), the
+maximum calibration error (MCE) and the kernel ECE (KDE). The NLL after a temperature, after the
+temperature with the lowest ECE, after ensemble temperature scaling (ETS), and after a spline.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python recipes/image_classification.py --config recipes/configs/cifar10_vit.yaml --output_dir outputs/cifar10
 
-On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or by
-`torchrun --nproc_per_node 8`. torchvision is not needed.
+On several GPUs, replace `python` by `accelerate launch --config_file
+recipes/accelerate/8_gpus.yaml` or by `torchrun --nproc_per_node 8`. torchvision is not needed.
 
 The networks of the papers, trained from scratch:
 
@@ -124,7 +124,8 @@ model_args, data_args, training_args = parse_arguments(
 training_args.remove_unused_columns = False
 set_seed(training_args.seed)
 
-# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
+# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported,
+# nothing else).
 with training_args.main_process_first():
     dataset = load_data(data_args, images=True)
     elsewhere = load_ood(data_args, images=True)
@@ -162,7 +163,8 @@ else:
         )
 check_reads_rgb(model.config)
 
-# For the test alone: ten views of each image. The calibration rows' are for a temperature of the mean.
+# For the test alone: ten views of each image. The calibration rows' are for a temperature of the
+# mean.
 crops = {}
 if model_args.ten_crop is not None:
     with training_args.main_process_first():

@@ -2,8 +2,8 @@
 
     python recipes/inverse_link.py study/runs/focal-seed0 study/runs/bsce_gra-seed0
 
-Each run is the output folder of a recipe, or of a run of `compare_losses.py`: the loss is in results.json, the logits
-are in predictions.safetensors.
+Each run is the output folder of a recipe, or of a run of `compare_losses.py`: the loss is in
+results.json, the logits are in predictions.safetensors.
 """
 
 import argparse

@@ -3,8 +3,9 @@
     python recipes/language_model.py --config recipes/configs/ag_news_qwen3.yaml \
         --config recipes/configs/losses/focal.yaml --output_dir outputs/ag_news_qwen3
 
-On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml`. For a model that
-does not fit on one GPU, use `recipes/accelerate/fsdp.yaml`.
+On several GPUs, replace `python` by `accelerate launch --config_file
+recipes/accelerate/8_gpus.yaml`. For a model that does not fit on one GPU, use
+`recipes/accelerate/fsdp.yaml`.
 """
 
 import json
@@ -75,7 +76,8 @@ model_args, data_args, training_args = parse_arguments(
 )
 set_seed(training_args.seed)
 
-# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
+# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported,
+# nothing else).
 with training_args.main_process_first():
     dataset = load_data(data_args)
     elsewhere = load_ood(data_args)

@@ -3,11 +3,11 @@
     python recipes/language_model_tasks.py DATA OUTPUT
 
 DATA contains the datasets as published by their authors: ag_news/{train_20k,test}.csv.gz,
-20newsgroups/{train,test}.parquet, clinc150/{train,test}.csv.gz and goemotions/{train,test}.csv.gz with their
-label_names.json, clinc150/domains.json. OUTPUT will contain, as jsonl: pretraining; next_token (posts of 20
-Newsgroups); topics (AG News); intents (the 15 banking intents of CLINC150); guard (is a request about money? true for
-half of the rows); sentiment (comments of GoEmotions with one emotion, positive or negative as grouped by the
-authors).
+20newsgroups/{train,test}.parquet, clinc150/{train,test}.csv.gz and goemotions/{train,test}.csv.gz
+with their label_names.json, clinc150/domains.json. OUTPUT will contain, as jsonl: pretraining;
+next_token (posts of 20 Newsgroups); topics (AG News); intents (the 15 banking intents of CLINC150);
+guard (is a request about money? true for half of the rows); sentiment (comments of GoEmotions with
+one emotion, positive or negative as grouped by the authors).
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python recipes/next_token.py --model Qwen/Qwen3-0.6B --train_file train.jsonl --test_file test.jsonl \
         --loss focal --output_dir outputs/next_token
 
-The texts (rows with `text`) are joined, with an end token between them, and cut into blocks. The first blocks of the
-training file are held out for the temperature and the gammas. Without --test_file, the model is only trained, for
-example from scratch.
+The texts (rows with `text`) are joined, with an end token between them, and cut into blocks. The
+first blocks of the training file are held out for the temperature and the gammas. Without
+--test_file, the model is only trained, for example from scratch.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
     python recipes/regimes.py recipes/results
 
-Reads results.csv of the studies NAME_N_epochs in the folder. A small point is one run, and a line is the mean over
-seeds. With one seed, the marker is hollow and the line is dotted.
+Reads results.csv of the studies NAME_N_epochs in the folder. A small point is one run, and a line
+is the mean over seeds. With one seed, the marker is hollow and the line is dotted.
 """
 
 import itertools
@@ -16,7 +16,8 @@ import pandas
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-# Okabe and Ito's colours are distinguishable without red and green. Each loss also has its own marker and dashes.
+# Okabe and Ito's colours are distinguishable without red and green. Each loss also has its own
+# marker and dashes.
 COLOURS = (
     "#000000 #E69F00 #56B4E9 #009E73 #0072B2 #D55E00 #CC79A7 #8C6D1F #7F7F7F #5B3A8C"
 )

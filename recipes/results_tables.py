@@ -10,8 +10,8 @@ from pathlib import Path
 from markdown_tables import shown_p, table_lines, with_interval
 
 METHODS = {"none": "", "temperature": " after T", "auto": " after auto"}
-# ECE in %, before and after the temperature, of the CNN on 20 Newsgroups: Table 1 of the dual focal paper,
-# Table 4 of FCL's, and Table 1 of AdaFocal's, which has equal-mass bins.
+# ECE in %, before and after the temperature, of the CNN on 20 Newsgroups: Table 1 of the dual focal
+# paper, Table 4 of FCL's, and Table 1 of AdaFocal's, which has equal-mass bins.
 PAPERS = {
     "cross_entropy": ("17.92, 2.39", "17.92, 2.39", "18.57, 4.08"),
     "brier": ("15.48, 6.78", "15.48, 6.78", "13.52, 3.13"),
@@ -98,8 +98,8 @@ def claim_lines(rows: dict) -> list[str]:
 def claim_cell(found: dict, title: str, is_of_setting: bool) -> str:
     """A mean over the seeds, with its interval if that is looked at.
 
-    A difference whose interval, taken alone, excludes 0 has its p, and the p that is corrected over all differences of
-    the page.
+    A difference whose interval, taken alone, excludes 0 has its p, and the p that is corrected over
+    all differences of the page.
     """
     scale = 1
     form = ".3f"

@@ -2,13 +2,14 @@
 
     python recipes/saved_runs.py
 
-Each folder of `recipes/results` that is named here has, for every loss, the logits and labels of the calibration and
-test rows of a run with seed 1, in `LOSS.safetensors`, and of other seeds in `LOSS-seed2.safetensors` and so on. The
-temperature is chosen on the calibration rows: by NLL, and by the papers' criteria, the lowest ECE on a grid of 0.1
-(dual focal, FCL) and the lowest equal-mass ECE on that grid (AdaFocal).
+Each folder of `recipes/results` that is named here has, for every loss, the logits and labels of
+the calibration and test rows of a run with seed 1, in `LOSS.safetensors`, and of other seeds in
+`LOSS-seed2.safetensors` and so on. The temperature is chosen on the calibration rows: by NLL, and
+by the papers' criteria, the lowest ECE on a grid of 0.1 (dual focal, FCL) and the lowest equal-mass
+ECE on that grid (AdaFocal).
 
-A loss is compared with cross entropy over the test rows and the seeds. Its p is corrected over all losses of the
-table, or over a family of claims that was declared before its runs.
+A loss is compared with cross entropy over the test rows and the seeds. Its p is corrected over all
+losses of the table, or over a family of claims that was declared before its runs.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Family(NamedTuple):
 class Folder(NamedTuple):
     """The page of docs/results that has a folder's tables, and what they show.
 
-    `columns` are the papers' numbers in the table of ECEs, `declared` the family of claims, and `further` the columns
-    of a table of other calibration errors.
+    `columns` are the papers' numbers in the table of ECEs, `declared` the family of claims, and
+    `further` the columns of a table of other calibration errors.
     """
 
     page: str
@@ -114,7 +115,8 @@ Labels = NDArray[np.int16]
 def equal_counts_ece(probs: Probs, labels: Labels, n_bins: int = 15) -> float:
     """The ECE of bins with equal numbers of rows.
 
-    The papers' code interpolates the edges of equal-mass bins between confidences instead, and drops the least one.
+    The papers' code interpolates the edges of equal-mass bins between confidences instead, and
+    drops the least one.
     """
     confidences = probs.max(axis=1)
     gaps = confidences - (probs.argmax(axis=1) == labels)
@@ -135,7 +137,8 @@ def temperature_of_equal_counts(logits: Probs, labels: Labels) -> float:
 class Run(NamedTuple):
     """Test probabilities of one run: unscaled, and after a temperature by each criterion.
 
-    `ece_of_equal_counts` is before and after the temperature that makes it lowest on the calibration rows.
+    `ece_of_equal_counts` is before and after the temperature that makes it lowest on the
+    calibration rows.
     """
 
     labels: Labels
@@ -327,8 +330,8 @@ def corrected_by_family(
 def comparison_lines(found: dict[str, Run], declared: Family | None) -> list[str]:
     """The losses compared with cross entropy in NLL after T and in accuracy, line by line.
 
-    Each p is corrected by Holm's method, for each metric alone: over the losses of the table, or over the family that
-    was declared.
+    Each p is corrected by Holm's method, for each metric alone: over the losses of the table, or
+    over the family that was declared.
     """
     compared = list(comparisons(found, declared))
     of_family = np.array([each.of_family for each in compared], dtype=bool)

@@ -3,8 +3,8 @@
     python recipes/text_classification.py --config recipes/configs/20newsgroups_bert.yaml \
         --config recipes/configs/losses/adafocal_every_10_steps.yaml --output_dir outputs/20newsgroups
 
-On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or by
-`torchrun --nproc_per_node 8`.
+On several GPUs, replace `python` by `accelerate launch --config_file
+recipes/accelerate/8_gpus.yaml` or by `torchrun --nproc_per_node 8`.
 """
 
 import sys
@@ -66,7 +66,8 @@ model_args, data_args, training_args = parse_arguments(
 )
 set_seed(training_args.seed)
 
-# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
+# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported,
+# nothing else).
 with training_args.main_process_first():
     dataset = load_study_data(data_args)
     elsewhere = load_ood(data_args)

@@ -3,8 +3,8 @@
     python recipes/token_classification.py --config recipes/configs/wnut17_minilm.yaml \
         --config recipes/configs/losses/focal.yaml --output_dir outputs/wnut17
 
-On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or by
-`torchrun --nproc_per_node 8`.
+On several GPUs, replace `python` by `accelerate launch --config_file
+recipes/accelerate/8_gpus.yaml` or by `torchrun --nproc_per_node 8`.
 """
 
 import sys
@@ -45,7 +45,8 @@ model_args, data_args, training_args = parse_arguments(
 )
 set_seed(training_args.seed)
 
-# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
+# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported,
+# nothing else).
 with training_args.main_process_first():
     dataset = load_tagged(data_args)
 

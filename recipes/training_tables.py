@@ -2,9 +2,10 @@
 
     python recipes/training_tables.py OUTPUT/cifar10_resnet20 [--soft_labels CIFAR10H.npz] > tables.md
 
-The metrics are the classwise ECE, OOD detection with --ood_data, F1 and ECE of entities, ranking and ECE of multi-label
-models, and the errors against annotators. For the latter, the .npz file has the array probs: for each test row, in the
-order of the data, the share of annotators that chose each class.
+The metrics are the classwise ECE, OOD detection with --ood_data, F1 and ECE of entities, ranking
+and ECE of multi-label models, and the errors against annotators. For the latter, the .npz file has
+the array probs: for each test row, in the order of the data, the share of annotators that chose
+each class.
 """
 
 import argparse

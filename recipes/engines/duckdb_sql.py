@@ -1,7 +1,8 @@
 """ECE, NLL and Brier score of predictions by SQL: python recipes/engines/duckdb_sql.py 'FOLDER/*.parquet' N_CLASSES
 
-These metrics are sums by bin, so that the query runs in any database with these functions, without Python. Bins are
-(lower, upper] as everywhere here; a confidence within rounding of an edge k/M may fall on its other side.
+These metrics are sums by bin, so that the query runs in any database with these functions, without
+Python. Bins are (lower, upper] as everywhere here; a confidence within rounding of an edge k/M may
+fall on its other side.
 """
 
 import json

@@ -1,7 +1,7 @@
 """ECE, NLL and Brier score of predictions with Polars: python recipes/engines/polars_lazy.py FOLDER N_CLASSES
 
-The lazy query runs in streaming mode, so the rows need not fit into memory. Bins are (lower, upper] as everywhere
-here; a confidence within rounding of an edge k/M may fall on its other side.
+The lazy query runs in streaming mode, so the rows need not fit into memory. Bins are (lower, upper]
+as everywhere here; a confidence within rounding of an edge k/M may fall on its other side.
 """
 
 import json

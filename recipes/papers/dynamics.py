@@ -27,19 +27,21 @@ FILE = "training_trace.json"
 class TrainingTrace(TrainerCallback):
     """Records at each evaluation how calibrated a model is on its evaluation rows and on training rows, bin by bin.
 
-    `trainer.add_callback(TrainingTrace(trainer))` writes `training_trace.json` in `output_dir`, for `Trace.load`. Of
-    each evaluation set ("eval"; several by their names), of a fixed random sample of the training rows ("training") and
-    of `test_dataset` ("test") it has what a `TracedSet` lists. The papers' figures of the ECE by epoch are of test
-    rows, those of bins of validation rows. The bins are those of the loss's table of gammas where it has one, else
-    equal-mass bins of the evaluation rows' confidences, as in AdaFocal's figures; what lies beyond the outer edges
-    counts in the outer bins. Of a table it has the gammas after the evaluation, which hold until the next one.
+    `trainer.add_callback(TrainingTrace(trainer))` writes `training_trace.json` in `output_dir`, for
+    `Trace.load`. Of each evaluation set ("eval"; several by their names), of a fixed random sample
+    of the training rows ("training") and of `test_dataset` ("test") it has what a `TracedSet`
+    lists. The papers' figures of the ECE by epoch are of test rows, those of bins of validation
+    rows. The bins are those of the loss's table of gammas where it has one, else equal-mass bins of
+    the evaluation rows' confidences, as in AdaFocal's figures; what lies beyond the outer edges
+    counts in the outer bins. Of a table it has the gammas after the evaluation, which hold until
+    the next one.
 
-    It costs a forward pass over these sets at each evaluation; random streams are left as found. Rows have one label.
-    A resumed training goes on with the record in `output_dir`.
+    It costs a forward pass over these sets at each evaluation; random streams are left as found.
+    Rows have one label. A resumed training goes on with the record in `output_dir`.
 
     References:
-        Ghosh et al. 2022, "AdaFocal", figures 1, 2, 4, 5 and 34; Tao et al. 2023, "Dual focal loss", figure 4; Lin et
-        al. 2025, "Uncertainty weighted gradients", figure 5a.
+        Ghosh et al. 2022, "AdaFocal", figures 1, 2, 4, 5 and 34; Tao et al. 2023, "Dual focal
+        loss", figure 4; Lin et al. 2025, "Uncertainty weighted gradients", figure 5a.
     """
 
     def __init__(
@@ -216,11 +218,12 @@ def _summary(
 class TracedSet(SimpleNamespace):
     """One set of rows at T evaluations: M bins of its predictions, and R rows followed one by one, as arrays.
 
-    `steps`, `epochs`, `n`, `accuracy`, `ece` (of equal-width bins) and `adaptive_ece` are (T,). `edges` (T, M + 1) are
-    the evaluation set's, also where this is the training or the test set. (T, M) are, by the confidence, `counts`,
-    `bin_confidence` (AdaFocal's C_val) and `bin_accuracy` (A_val), and by the label's probability `label_counts` and
-    its mean `label_probability` (C_train where this is the training set); a mean of an empty bin is NaN. Of the `rows`
-    (R,) followed, (T, R) are `row_confidence`, `row_correct`, `row_label_probability`, `row_rival_probability` (the
+    `steps`, `epochs`, `n`, `accuracy`, `ece` (of equal-width bins) and `adaptive_ece` are (T,).
+    `edges` (T, M + 1) are the evaluation set's, also where this is the training or the test set.
+    (T, M) are, by the confidence, `counts`, `bin_confidence` (AdaFocal's C_val) and `bin_accuracy`
+    (A_val), and by the label's probability `label_counts` and its mean `label_probability` (C_train
+    where this is the training set); a mean of an empty bin is NaN. Of the `rows` (R,) followed, (T,
+    R) are `row_confidence`, `row_correct`, `row_label_probability`, `row_rival_probability` (the
     largest below the label's, 0 where there is none) and `row_max_logit`.
     """
 
@@ -276,8 +279,8 @@ class Trace:
 def learned_epoch(epochs: ArrayLike, correct: ArrayLike) -> FloatArray:
     """The epoch (R,) from which on each row is right until the end; infinity if it is wrong there.
 
-    `epochs` (T,) rise, `correct` is (T, R). Wang et al. 2021, "Rethinking calibration of deep neural networks", whose
-    groups AdaFocal's figure 34 shows.
+    `epochs` (T,) rise, `correct` is (T, R). Wang et al. 2021, "Rethinking calibration of deep
+    neural networks", whose groups AdaFocal's figure 34 shows.
 
     >>> learned_epoch([1, 2, 3], [[0, 1, 0], [1, 0, 0], [1, 1, 0]])
     array([ 2.,  3., inf])

@@ -26,8 +26,9 @@ def grad_cam(
 ) -> Figure:
     """Draw an image next to the part of it that is evidence for a class, with the model's confidence in it.
 
-    A confident answer for a part of the image that has nothing to do with it is one not to trust. For networks of
-    convolutions, as the papers' are; the package `grad-cam` has the map of a vision transformer.
+    A confident answer for a part of the image that has nothing to do with it is one not to trust.
+    For networks of convolutions, as the papers' are; the package `grad-cam` has the map of a vision
+    transformer.
 
     Args:
         model: an image classifier of `transformers`; it stays in its mode.

@@ -28,15 +28,17 @@ def uncertainty_weights(
 ) -> FloatArray:
     r"""The weight u (N,) of each example's cross entropy in a loss; penalties are left out.
 
-    What a focal-type loss takes for an example's uncertainty; `gradient_factors` says what becomes of it in the
-    gradient. For the ``_gra`` losses the two are the same.
+    What a focal-type loss takes for an example's uncertainty; `gradient_factors` says what becomes
+    of it in the gradient. For the ``_gra`` losses the two are the same.
 
     $$L = u(p, y) \cdot (-\log p_y) + \text{penalties}$$
 
-    The probabilities are (N, C), the labels (N,). Where p_y is above 1 - 1e-6, the weight is that of about 1 - 1e-6.
+    The probabilities are (N, C), the labels (N,). Where p_y is above 1 - 1e-6, the weight is that
+    of about 1 - 1e-6.
 
     References:
-        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", Eq. 6 to 8 and 11, Fig. 2.
+        Lin et al. 2025, "Uncertainty weighted gradients for model calibration", Eq. 6 to 8 and 11,
+        Fig. 2.
 
     >>> uncertainty_weights(make_loss("dual_focal", gamma=2), [[0.5, 0.3, 0.2]], [0]).round(6)
     array([0.64])
@@ -70,13 +72,14 @@ def gradient_factors(
     $$g = \frac{\partial L / \partial z_y}{\partial \mathrm{CE} / \partial z_y}
         = \frac{-1}{1 - p_y} \frac{\partial L}{\partial z_y}$$
 
-    For the focal losses the whole gradient is that multiple, g(p_y, gamma) of the papers; for losses that see the
-    other classes it is the multiple at the label. Below 0 the loss pushes the label down. NaN where p_y is 1 (within
-    1e-12), where cross entropy has no gradient. The probabilities are (N, C), and their logarithms the logits.
+    For the focal losses the whole gradient is that multiple, g(p_y, gamma) of the papers; for
+    losses that see the other classes it is the multiple at the label. Below 0 the loss pushes the
+    label down. NaN where p_y is 1 (within 1e-12), where cross entropy has no gradient. The
+    probabilities are (N, C), and their logarithms the logits.
 
     References:
-        Mukhoti et al. 2020, "Calibrating deep neural networks using focal loss", Eq. 4; Lin et al. 2025,
-        "Uncertainty weighted gradients for model calibration", section 4.1 and Fig. 1.
+        Mukhoti et al. 2020, "Calibrating deep neural networks using focal loss", Eq. 4; Lin et al.
+        2025, "Uncertainty weighted gradients for model calibration", section 4.1 and Fig. 1.
 
     >>> gradient_factors(make_loss("focal", gamma=1), [[0.5, 0.5]], [0]).round(6)  # 0.5 - 0.5 log 0.5
     array([0.846574])
@@ -101,16 +104,19 @@ def last_layer_gradient_norms(
 ) -> FloatArray:
     r"""The norm (N,) of each example's gradient in the weights of a linear classifier head, in float64.
 
-    Which examples a loss learns from; the logits $z = W h + b$ and the features are all that it takes.
+    Which examples a loss learns from; the logits $z = W h + b$ and the features are all that it
+    takes.
 
     $$\nabla_W \ell = g h^\top, \quad \nabla_b \ell = g, \quad g = \nabla_z \ell(z, y) \qquad\Rightarrow\qquad
     \|\nabla_{W, b} \, \ell\| = \|g\| \sqrt{\|h\|^2 + 1}$$
 
-    `features` (N, H) are what enters the head: a forward pre-hook on the head sees them. A label of -100 has norm 0.
-    For cross entropy and for `bsce_gra` with norm 2, ||g|| is a power of the Brier score: B^(1/2), B^((gamma + 1) / 2).
+    `features` (N, H) are what enters the head: a forward pre-hook on the head sees them. A label of
+    -100 has norm 0. For cross entropy and for `bsce_gra` with norm 2, ||g|| is a power of the Brier
+    score: B^(1/2), B^((gamma + 1) / 2).
 
     References:
-        Lin et al. 2025, Uncertainty weighted gradients for model calibration (BSCE-GRA), 5.2, Figures 4 and 5.
+        Lin et al. 2025, Uncertainty weighted gradients for model calibration (BSCE-GRA), 5.2,
+        Figures 4 and 5.
 
     >>> last_layer_gradient_norms(make_loss("cross_entropy"), [[0.0, 0.0]], [1], [[3.0, 4.0]], bias=False)
     array([3.53553391])
@@ -136,11 +142,13 @@ def confidence_regions(gamma: float, *, rival: float = 0.0) -> ConfidenceRegions
 
     $$\phi(v) = (1 - v + C)^\gamma - \gamma \, (1 - v + C)^{\gamma - 1} v \log v$$
 
-    grows up to v^m, where the paper's over-confident region ends, and falls beyond it; the under-confident region
-    starts where it is back at 1. phi is `gradient_factors` of `dual_focal(gamma=gamma, rival=C)`.
+    grows up to v^m, where the paper's over-confident region ends, and falls beyond it; the
+    under-confident region starts where it is back at 1. phi is `gradient_factors` of
+    `dual_focal(gamma=gamma, rival=C)`.
 
-    `rival` is C, the probability of the class next to the top one; 0 is the focal loss. The conditions are sufficient,
-    with C held fixed while v moves. With few classes the top one is above v^m, and nothing is over-confident.
+    `rival` is C, the probability of the class next to the top one; 0 is the focal loss. The
+    conditions are sufficient, with C held fixed while v moves. With few classes the top one is
+    above v^m, and nothing is over-confident.
 
     References:
         Tao et al. 2023, "Dual focal loss for calibration", Lemma 1, Eq. 13 and Fig. 1.
@@ -173,9 +181,9 @@ def reversed_range(gamma: float) -> tuple[float, float] | None:
     $$g(p) = (1 + p)^\gamma + \gamma \, p \, (1 + p)^{\gamma - 1} \log p < 0
       \Leftrightarrow 1 + p + \gamma \, p \log p < 0$$
 
-    The first such p is W(1/e) = 0.2785 (W is Lambert's function) at gamma = 1 / W(1/e) = 3.5911, so a table of
-    gammas should not go below -3.59. None up to there; gamma is in [0, 1000], for a negative gamma of `adafocal` its
-    absolute value.
+    The first such p is W(1/e) = 0.2785 (W is Lambert's function) at gamma = 1 / W(1/e) = 3.5911, so
+    a table of gammas should not go below -3.59. None up to there; gamma is in [0, 1000], for a
+    negative gamma of `adafocal` its absolute value.
 
     >>> reversed_range(3.5) is None
     True

@@ -34,8 +34,9 @@ _GAUSSIAN = (0.04, 0.06, 0.08, 0.09, 0.10)
 def gaussian_noise(dataset: Dataset, *, severity: int = 5, seed: int = 0) -> Dataset:
     """Add Gaussian noise to every pixel, as in CIFAR-10-C; the images have 8 bits a channel.
 
-    The dataset has the column `image`; severity is 1 to 5, that of the papers' tables 5. Hendrycks and Dietterich,
-    Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, 2019, and its code for CIFAR-10.
+    The dataset has the column `image`; severity is 1 to 5, that of the papers' tables 5. Hendrycks
+    and Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations,
+    2019, and its code for CIFAR-10.
 
     >>> grey = Dataset.from_dict({"image": [Pillow.new("RGB", (8, 8), (128, 128, 128))]})
     >>> noisy = np.asarray(gaussian_noise(grey)[0]["image"])
@@ -65,16 +66,18 @@ def ten_crops(
 ) -> list[Dataset]:
     """Ten views of each image for a test: its four corners and its centre, and those of its mirror image.
 
-    Images are decoded and resized once, to a square, and kept as `decode_images` keeps them. The places are those of
-    torchvision's `TenCrop`.
+    Images are decoded and resized once, to a square, and kept as `decode_images` keeps them. The
+    places are those of torchvision's `TenCrop`.
 
     Args:
         dataset: with the column `image`, as `choose_columns` returns it.
-        processor: an image processor on the PIL backend; a crop has the size that it gives a whole image.
+        processor: an image processor on the PIL backend; a crop has the size that it gives a whole
+            image.
         size: height and width of the square; usually 256 for crops of 224.
 
     Returns:
-        Ten datasets of the same rows, with `pixel_values` (3, height, width) and, where the dataset has them, `labels`.
+        Ten datasets of the same rows, with `pixel_values` (3, height, width) and, where the dataset
+        has them, `labels`.
 
     >>> images = Dataset.from_dict({"image": [Pillow.new("RGB", (40, 30))]})
     >>> crops = ten_crops(images, ViTImageProcessorPil(size={"height": 28, "width": 28}), 32)
@@ -126,9 +129,10 @@ def write_ten_crop_report(
 ) -> None:
     """Report the mean probability over ten crops of "test", before and after a map that is fitted on "calibration".
 
-    The trainer's map is for the saved model, which sees one view of an image. The mean of several probabilities is less
-    confident, so it has a map of the same method of its own. Called by all processes; the first one prints the metrics
-    and writes the report, or warns where logits are not finite.
+    The trainer's map is for the saved model, which sees one view of an image. The mean of several
+    probabilities is less confident, so it has a map of the same method of its own. Called by all
+    processes; the first one prints the metrics and writes the report, or warns where logits are not
+    finite.
     """
     requirement = "prediction_loss_only to be off for ten crops, whose logits are read"
     check(not trainer.args.prediction_loss_only, requirement, True, "leave it out")

@@ -56,8 +56,9 @@ class InverseLink:
     Args:
         loss: a loss of `INVERTIBLE` in its state after training. Class weights are divided out.
 
-    It assumes that the network minimises the expected loss, so it harms a network that has over-fitted. Losses that
-    depend on more than the label's p need C^3 operations per row. Classes whose ranks by η and p differ share their η.
+    It assumes that the network minimises the expected loss, so it harms a network that has
+    over-fitted. Losses that depend on more than the label's p need C^3 operations per row. Classes
+    whose ranks by η and p differ share their η.
 
     >>> from hf_calib.losses import make_loss
     >>> InverseLink(make_loss("focal", gamma=3)).predict_proba(np.log([[0.558, 0.442]])).round(2)
@@ -82,8 +83,8 @@ class InverseLink:
         log_weights = np.zeros(n_classes)
         if loss.class_weights is not None:
             log_weights = np.log(loss.class_weights.double().numpy())
-        # Label smoothing has the weights before each log p: p is w times the smoothed posterior. Other losses depend
-        # on the posterior times the weights.
+        # Label smoothing has the weights before each log p: p is w times the smoothed posterior.
+        # Other losses depend on the posterior times the weights.
         if loss.name == "label_smoothing":
             rows = rows - log_weights
             log_weights = np.zeros(n_classes)
@@ -162,9 +163,10 @@ def _gain_by_p(loss: Any, log_p: FloatArray) -> FloatArray:
 
 def _gain(loss: Any, z: FloatArray) -> FloatArray:
     """log(eta / p) up to a constant per row, by solving the equation for descending logits; -inf for a negative eta."""
-    # The gradient for a label moves mass to it from the other classes, and sums to 0: eta is the stationary
-    # distribution of a Markov chain with these rates. Eliminating one class after another (Grassmann, Taksar and Heyman
-    # 1985), starting with the least probable, needs no subtraction, so small probabilities stay accurate.
+    # The gradient for a label moves mass to it from the other classes, and sums to 0: eta is the
+    # stationary distribution of a Markov chain with these rates. Eliminating one class after
+    # another (Grassmann, Taksar and Heyman 1985), starting with the least probable, needs no
+    # subtraction, so small probabilities stay accurate.
     n, c = z.shape
     masked = np.isneginf(z)
     near = np.where(masked, -np.inf, np.maximum(z, _FURTHEST))
@@ -193,7 +195,8 @@ def _gradient(function: Callable[[Any], Any], values: FloatArray) -> FloatArray:
 
 def _in_order_of(log_p: FloatArray, log_eta: FloatArray) -> FloatArray:
     """log eta for descending p, with rows that sum to 1. Classes in another order are pooled, and ties get the mean."""
-    # The global minimum ranks the classes like eta; posteriors in its jump through a tie belong to the tie.
+    # The global minimum ranks the classes like eta; posteriors in its jump through a tie belong to
+    # the tie.
     log_eta -= log_eta.max(axis=1, keepdims=True)
     log_eta -= logsumexp(log_eta, axis=1, keepdims=True)
     before = log_eta[:, :-1]

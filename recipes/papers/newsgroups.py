@@ -91,11 +91,12 @@ def _check_fraction(noise: float) -> None:
 def newsgroups_dataset() -> DatasetDict:
     """Load the 18,846 posts of 20 Newsgroups, whole, in their split by date.
 
-    scikit-learn downloads them once, to the folder that its `get_data_home` names. For the papers' task cut the
-    headers and split anew.
+    scikit-learn downloads them once, to the folder that its `get_data_home` names. For the papers'
+    task cut the headers and split anew.
 
     Returns:
-        DatasetDict of `train` (11,314 rows) and `test` (7,532 rows), with the columns `text` and `label`.
+        DatasetDict of `train` (11,314 rows) and `test` (7,532 rows), with the columns `text` and
+        `label`.
 
     Raises:
         ValueError: if the posts are neither there nor can be downloaded.
@@ -123,8 +124,9 @@ def newsgroups_dataset() -> DatasetDict:
 def strip_headers(dataset: DatasetDict) -> DatasetDict:
     """Cut each text up to its first blank line: the header of a newsgroup post, or of an e-mail.
 
-    A text without a blank line is unchanged, and a text that is only a header becomes empty: as in the code of
-    Kumar, Sarawagi, Jain, Trainable Calibration Measures, 2018, whose 20 Newsgroups later papers took.
+    A text without a blank line is unchanged, and a text that is only a header becomes empty: as in
+    the code of Kumar, Sarawagi, Jain, Trainable Calibration Measures, 2018, whose 20 Newsgroups
+    later papers took.
 
     Args:
         dataset: with the column `text`.
@@ -157,7 +159,8 @@ def add_label_noise(
 
     Args:
         dataset: with one label per row.
-        fraction: of the rows in [0, 1], each drawn by itself, that get one of the other C - 1 classes, each as likely.
+        fraction: of the rows in [0, 1], each drawn by itself, that get one of the other C - 1
+            classes, each as likely.
         seed: the same seed changes the same rows.
 
     Returns:

@@ -23,20 +23,20 @@ _CROPS = ("none", "pad")
 def decode_images(dataset: Dataset, processor: BaseImageProcessor) -> Dataset:
     """Decode and resize each image once, and keep it as 8-bit pixels in the cache of `datasets`, on disk.
 
-    For small images, of which decoding takes longer than anything else: 3 x height x width bytes an image. An image
-    that cannot be read is found here, before a training.
+    For small images, of which decoding takes longer than anything else: 3 x height x width bytes an
+    image. An image that cannot be read is found here, before a training.
 
     Args:
         dataset: with the column `image`, as `choose_columns` returns it.
         processor: an image processor on the PIL backend, for its size.
 
     Returns:
-        The dataset with `pixels` (bytes, height x width x 3), `height` and `width` in place of `image`, for
-        `PixelTransform`.
+        The dataset with `pixels` (bytes, height x width x 3), `height` and `width` in place of
+        `image`, for `PixelTransform`.
 
     Raises:
-        ValueError: if an image cannot be read, has more than 8 bits a channel, or another size than the first after
-            the processor; the message names its row.
+        ValueError: if an image cannot be read, has more than 8 bits a channel, or another size than
+            the first after the processor; the message names its row.
 
     >>> from PIL import Image
     >>> from transformers import ViTImageProcessorPil
@@ -95,8 +95,8 @@ class PixelTransform:
         ValueError: if `crop` is unknown; when called, if the dataset is not one of `decode_images`.
 
     Notes:
-        It draws from torch's global generator, so that the Trainer's seed and the seeds that a DataLoader gives its
-        workers make training reproducible (for one number of workers).
+        It draws from torch's global generator, so that the Trainer's seed and the seeds that a
+        DataLoader gives its workers make training reproducible (for one number of workers).
 
     >>> from transformers import ViTImageProcessorPil
     >>> transform = PixelTransform(ViTImageProcessorPil(), crop="pad", flip=True)

@@ -17,7 +17,8 @@ def post_processing_gap(
 ) -> float:
     r"""The squared error of the top label minus its least value after a smooth recalibration, in [0, 1].
 
-    What miscalibration costs, in the units of the score, as far as a smooth map of the confidence can remove it.
+    What miscalibration costs, in the units of the score, as far as a smooth map of the confidence
+    can remove it.
 
     $$\frac{1}{N} \sum_i (c_i - a_i)^2 - \min_\kappa \frac{1}{N} \sum_i (\kappa(c_i) - a_i)^2, \qquad
     \kappa(v) = v + \eta(v)$$
@@ -27,17 +28,18 @@ def post_processing_gap(
     Args:
         probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C).
-        smooth: what changes by no more than the confidence does: the "update" $\eta$, so that the map may stretch the
-            confidences too, as in Blasiok et al.; or the "map" $\kappa$ itself, as the paper on focal calibration loss
-            has it. Neither gap is always the larger one.
+        smooth: what changes by no more than the confidence does: the "update" $\eta$, so that the
+            map may stretch the confidences too, as in Blasiok et al.; or the "map" $\kappa$ itself,
+            as the paper on focal calibration loss has it. Neither gap is always the larger one.
 
     Notes:
-        The map is fitted to the examples it is judged by, so a small sample shows a gap by chance, as every plug-in
-        calibration error does. The gap over updates lies between smCE^2 and 2 smCE (`smooth_calibration_error_dual`).
+        The map is fitted to the examples it is judged by, so a small sample shows a gap by chance,
+        as every plug-in calibration error does. The gap over updates lies between smCE^2 and 2 smCE
+        (`smooth_calibration_error_dual`).
 
     References:
-        Blasiok et al. 2023, When does optimizing a proper loss yield calibration? Focal calibration loss,
-        Definition 2.3.
+        Blasiok et al. 2023, When does optimizing a proper loss yield calibration? Focal calibration
+        loss, Definition 2.3.
 
     >>> probs = [[0.9, 0.1], [0.9, 0.1], [0.3, 0.7]]
     >>> round(post_processing_gap(probs, [0, 1, 1]), 6)
@@ -60,9 +62,10 @@ def post_processing_gap(
 
 def _nearest_lipschitz(targets: FloatArray, distances: FloatArray) -> FloatArray:
     """The sequence (N,) nearest to the targets, in squares, whose neighbours differ by at most the distances."""
-    # From left to right, the least sum of squares so far is a function of the last value. Its derivative is increasing
-    # and linear between knots, `slope` at `at`. Beyond both ends it has the steepness of its i + 1 squares, in halves.
-    # `best[i]` is its root: the last value, were it the last one.
+    # From left to right, the least sum of squares so far is a function of the last value. Its
+    # derivative is increasing and linear between knots, `slope` at `at`. Beyond both ends it has
+    # the steepness of its i + 1 squares, in halves. `best[i]` is its root: the last value, were it
+    # the last one.
     best = np.empty(len(targets))
     at = targets[:1]
     slope = np.zeros(1)

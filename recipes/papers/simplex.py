@@ -27,12 +27,14 @@ def simplex_surfaces(
 ) -> Figure:
     """Draw numbers that depend on the probabilities of three classes, a triangle for each: BSCE-GRA's figure 2.
 
-    A corner is a certain prediction, the middle an even one. Light is large, with a scale of its own for each
-    triangle; where a surface changes its sign, the line of 0 is thick, and hatched below 0.
+    A corner is a certain prediction, the middle an even one. Light is large, with a scale of its
+    own for each triangle; where a surface changes its sign, the line of 0 is thick, and hatched
+    below 0.
 
     Args:
         probs: (N, 3), as of `simplex_grid`.
-        surfaces: name -> (N,) finite numbers, such as `uncertainty_weights` with the first class as the label.
+        surfaces: name -> (N,) finite numbers, such as `uncertainty_weights` with the first class as
+            the label.
         class_names: of the three corners: top, left, right.
     """
     places = np.asarray(probs) @ CORNERS

@@ -44,9 +44,9 @@ def two_moons_posteriors(
 ) -> NDArray[np.float64]:
     r"""Class probabilities (N, 2) of points (N, 2) from `sklearn.datasets.make_moons`, both moons equally likely.
 
-    The upper moon, class 0, is the half circle (cos t, sin t), the lower one, class 1, is
-    (1 - cos t, 1/2 - sin t), each with t even in [0, pi] and Gaussian noise in both coordinates. The density of a
-    moon is the integral over t, by Simpson's rule.
+    The upper moon, class 0, is the half circle (cos t, sin t), the lower one, class 1, is (1 - cos
+    t, 1/2 - sin t), each with t even in [0, pi] and Gaussian noise in both coordinates. The density
+    of a moon is the integral over t, by Simpson's rule.
 
     $$\eta_k(x) \propto \int_0^\pi \exp\left(-\frac{\|x - m_k(t)\|^2}{2 \sigma^2}\right) \, dt$$
 

@@ -20,13 +20,14 @@ def train_word_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Build a tokenizer of the most frequent words, for the global-pooling CNN.
 
-    Texts are lower-cased and split into runs of letters, digits and underscores; everything between them
-    is dropped. Words outside the vocabulary become `[UNK]`.
+    Texts are lower-cased and split into runs of letters, digits and underscores; everything between
+    them is dropped. Words outside the vocabulary become `[UNK]`.
 
     Args:
         texts: the training texts, and only these.
         vocab_size: at least 3; `[PAD]` (id 0) and `[UNK]` (id 1) count.
-        max_length: `truncation=True` keeps this many words, the last ones: as the papers' code does.
+        max_length: `truncation=True` keeps this many words, the last ones: as the papers' code
+            does.
 
     >>> tokenizer = train_word_tokenizer(["The cat sat.", "The dog!"], vocab_size=10)
     >>> tokenizer.tokenize("The bird, the dog")
@@ -64,8 +65,9 @@ def load_glove(
     """Read the vectors of a tokenizer's words from a GloVe text file, such as glove.6B.100d.txt.
 
     Returns:
-        The vectors (vocab_size, D) float32 for the CNN's `set_word_vectors`, zero for words that are not in the file,
-        and the coverage: the fraction of the vocabulary, without special tokens, that was found.
+        The vectors (vocab_size, D) float32 for the CNN's `set_word_vectors`, zero for words that
+        are not in the file, and the coverage: the fraction of the vocabulary, without special
+        tokens, that was found.
 
     References:
         Pennington, Socher, Manning, GloVe: Global Vectors for Word Representation, 2014.

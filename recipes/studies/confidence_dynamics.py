@@ -2,10 +2,10 @@
 
     python recipes/studies/confidence_dynamics.py
 
-Dual focal loss (Tao et al. 2023), figure 4: ECE by epoch, its moving average with factor 0.5, maximum logits, the
-probability of the label's rival. AdaFocal (Ghosh et al. 2022), figure 34 (appendix M): maximum logits of training rows
-by the epoch at which they were learned. The network is a smaller global-pooling CNN on a part
-of 20 Newsgroups. It takes about 3 minutes.
+Dual focal loss (Tao et al. 2023), figure 4: ECE by epoch, its moving average with factor 0.5,
+maximum logits, the probability of the label's rival. AdaFocal (Ghosh et al. 2022), figure 34
+(appendix M): maximum logits of training rows by the epoch at which they were learned. The network
+is a smaller global-pooling CNN on a part of 20 Newsgroups. It takes about 3 minutes.
 """
 
 from newsgroups_cnn import parse_options, traced_runs

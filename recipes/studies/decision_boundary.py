@@ -2,10 +2,11 @@
 
     python recipes/studies/decision_boundary.py
 
-The setting is that of "Focal calibration loss" (FCL), appendix A.11 and Fig. 7: noise 0.2, two hidden layers of 10
-units, Adam, 500 epochs, gamma 10, and weight 1.5 of the Brier term. Cross entropy and the true posterior of the moons,
-which is known, are added. Measured on new points: accuracy, ECE, NLL and the distance from the true posterior. Measured
-on a grid of the plane: the length of the boundary, and the slope of the probability on it.
+The setting is that of "Focal calibration loss" (FCL), appendix A.11 and Fig. 7: noise 0.2, two
+hidden layers of 10 units, Adam, 500 epochs, gamma 10, and weight 1.5 of the Brier term. Cross
+entropy and the true posterior of the moons, which is known, are added. Measured on new points:
+accuracy, ECE, NLL and the distance from the true posterior. Measured on a grid of the plane: the
+length of the boundary, and the slope of the probability on it.
 
 10 seeds take about half a minute on one core.
 """
@@ -78,7 +79,8 @@ def predict(network, points):
 def boundary(upper):
     """Length of the line p = 1/2 in the box, and the mean slope of p along it, weighted by length.
 
-    By the coarea formula: the area where |p - 1/2| < w, weighted by the slope, is 2 w times the length.
+    By the coarea formula: the area where |p - 1/2| < w, weighted by the slope, is 2 w times the
+    length.
     """
     half_width = 0.05
     slope = np.hypot(*np.gradient(upper, ys, xs))

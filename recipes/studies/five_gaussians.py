@@ -2,11 +2,13 @@
 
     python recipes/studies/five_gaussians.py
 
-A small network is trained with cross entropy on 5 x 10,000 points of five Gaussians in the plane, whose class
-probabilities are known. On new points, the weight of each loss is correlated with the distance of the prediction from
-the true probability. This follows Lin et al. 2025, "Uncertainty weighted gradients for model calibration", section 4.3,
-which reports .550 (focal), .638 (dual focal) and .664 (generalised Brier) over 5 runs. A second row uses the error of
-the authors' notebook (evaluate1.ipynb): the posterior minus the prediction, with its sign, at the label that was drawn.
+A small network is trained with cross entropy on 5 x 10,000 points of five Gaussians in the plane,
+whose class probabilities are known. On new points, the weight of each loss is correlated with the
+distance of the prediction from the true probability. This follows Lin et al. 2025, "Uncertainty
+weighted gradients for model calibration", section 4.3, which reports .550 (focal), .638 (dual
+focal) and .664 (generalised Brier) over 5 runs. A second row uses the error of the authors'
+notebook (evaluate1.ipynb): the posterior minus the prediction, with its sign, at the label that was
+drawn.
 
 40 runs take about a minute on one core. `--seeds 0 1 2 3 4` runs as many as the paper.
 """

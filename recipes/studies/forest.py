@@ -34,13 +34,14 @@ def difference_diagram(
 ) -> Figure:
     """Draw paired differences to a baseline as a forest plot, with a row per metric and a column per calibrator.
 
-    A filled marker is a difference that is distinguishable from 0; a hollow marker is not. Each panel has its own
-    scale, because differences before calibration are often many times as large as those after it.
+    A filled marker is a difference that is distinguishable from 0; a hollow marker is not. Each
+    panel has its own scale, because differences before calibration are often many times as large as
+    those after it.
 
     Args:
-        metrics: metric -> loss -> calibrator -> (difference, low, high, p); None if there is no interval or p. All
-            panels have the losses in the given order. A calibrator may be missing, and a difference of NaN is
-            left out. Pass corrected p for several comparisons.
+        metrics: metric -> loss -> calibrator -> (difference, low, high, p); None if there is no
+            interval or p. All panels have the losses in the given order. A calibrator may be
+            missing, and a difference of NaN is left out. Pass corrected p for several comparisons.
         baseline: name of the baseline for the legend.
 
     Raises:

@@ -2,10 +2,11 @@
 
     python recipes/studies/gamma_dynamics.py
 
-AdaFocal (Ghosh et al. 2022), figures 5, 16, 53 and 54, appendices H, I and N. The gammas are updated at the end of
-each epoch, every 100, 10 and 1 steps, and by the schedule of figure 53 (each epoch, then every few steps, then each
-step), which is shortened, since 100 steps are more than an epoch here. The network is a smaller global-pooling CNN on
-a part of 20 Newsgroups, with one seed. It takes about 4 minutes.
+AdaFocal (Ghosh et al. 2022), figures 5, 16, 53 and 54, appendices H, I and N. The gammas are
+updated at the end of each epoch, every 100, 10 and 1 steps, and by the schedule of figure 53 (each
+epoch, then every few steps, then each step), which is shortened, since 100 steps are more than an
+epoch here. The network is a smaller global-pooling CNN on a part of 20 Newsgroups, with one seed.
+It takes about 4 minutes.
 """
 
 import numpy as np

@@ -132,10 +132,10 @@ for name, rival in {
     phi[name] = factors_of_last(loss, two_classes)
     regions[name] = confidence_regions(GAMMA, rival=rival)
 
-# The minimisers themselves: how much more confident the prediction is than the posterior that leads to it.
-# The same is found directly: of all p on a fine grid the one of least risk, for each posterior of a coarse one. Ties
-# are left out (dual focal is lower there than all around, to the last bit, where no training arrives), and so are
-# differences up to 0.006, within the grid's steps.
+# The minimisers themselves: how much more confident the prediction is than the posterior that leads
+# to it. The same is found directly: of all p on a fine grid the one of least risk, for each
+# posterior of a coarse one. Ties are left out (dual focal is lower there than all around, to the
+# last bit, where no training arrives), and so are differences up to 0.006, within the grid's steps.
 fine = simplex_grid(451)
 fine = fine[(np.diff(np.sort(fine, axis=1), axis=1) > 1e-9).all(axis=1)]
 log_fine = torch.from_numpy(np.log(fine))

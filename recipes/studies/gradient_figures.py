@@ -17,7 +17,8 @@ from hf_calib.plots.style import (
 def gradient_factor_diagram(p, panels):
     """Draw factors of the gradient against the probability of the label: BSCE-GRA's figure 1.
 
-    Where a line is above 1 it pulls harder than cross entropy, below 0 it pushes the label down, which is hatched.
+    Where a line is above 1 it pulls harder than cross entropy, below 0 it pushes the label down,
+    which is hatched.
 
     Args:
         p: (N,) the probabilities of the label, rising, in [0, 1].

@@ -2,11 +2,11 @@
 
     python recipes/studies/last_layer_gradients.py --data sklearn/20newsgroups
 
-Figures 4 and 5 of "Uncertainty weighted gradients for model calibration" (BSCE-GRA): the norm of each training
-example's gradient in the last layer, against its Brier score, at four points of the run, and the density of
-these norms by loss; with the ECE on the test set during the run. The paper trains ResNet-50 on CIFAR-10 for
-350 epochs; here it is a global-pooling CNN of one convolution on posts of 20 Newsgroups, at the same
-fractions of the run. It takes about 5 minutes on 2 cores.
+Figures 4 and 5 of "Uncertainty weighted gradients for model calibration" (BSCE-GRA): the norm of
+each training example's gradient in the last layer, against its Brier score, at four points of the
+run, and the density of these norms by loss; with the ECE on the test set during the run. The paper
+trains ResNet-50 on CIFAR-10 for 350 epochs; here it is a global-pooling CNN of one convolution on
+posts of 20 Newsgroups, at the same fractions of the run. It takes about 5 minutes on 2 cores.
 """
 
 from pathlib import Path
@@ -141,7 +141,8 @@ with drawing(2.1 * len(SNAPSHOTS) + 0.6, 6) as scatter:
     for panel in grid[-1]:
         panel.set_xlabel("Brier score")
 
-# Figure 5: the ECE over the training, and the density of the norms at the second and third snapshot.
+# Figure 5: the ECE over the training, and the density of the norms at the second and third
+# snapshot.
 with drawing(9, 3) as density:
     by_epoch, *densities = density.subplots(1, 3)
     epochs = np.arange(1, args.epochs + 1)

@@ -1,7 +1,7 @@
 """20 Newsgroups as tensors, and the global-pooling CNN in a plain training loop, for studies that measure every epoch.
 
-All seeds here have the same rows and differ in initial weights and batches. In `newsgroups_cnn.py`, which uses the
-trainer of the library, each seed also draws its own rows.
+All seeds here have the same rows and differ in initial weights and batches. In `newsgroups_cnn.py`,
+which uses the trainer of the library, each seed also draws its own rows.
 """
 
 import options  # noqa: F401  # the path of `papers`

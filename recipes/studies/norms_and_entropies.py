@@ -2,11 +2,12 @@
 
     python recipes/studies/norms_and_entropies.py --data ylecun/mnist
 
-The comparison study of losses ("how model calibrates when employed with different loss function?") trains with the L1
-norm of the logits and with entropy regularisation, and does not state the weights. Here both weights are varied, the
-norm also with several orders, on a small network that over-fits: two hidden layers of 256 on 2,000 digits of MNIST.
-Measured on 5,000 test images: accuracy, ECE before and after a temperature fitted to 2,000 other images, mean entropy
-and mean norms.
+The comparison study of losses ("how model calibrates when employed with different loss function?")
+trains with the L1 norm of the logits and with entropy regularisation, and does not state the
+weights. Here both weights are varied, the norm also with several orders, on a small network that
+over-fits: two hidden layers of 256 on 2,000 digits of MNIST. Measured on 5,000 test images:
+accuracy, ECE before and after a temperature fitted to 2,000 other images, mean entropy and mean
+norms.
 
 17 settings and 5 seeds take about 3 minutes on one core. `--full` varies twice as many weights.
 """

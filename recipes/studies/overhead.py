@@ -2,10 +2,10 @@
 
     python recipes/studies/overhead.py
 
-AdaFocal (Ghosh et al. 2022), appendix J: an epoch of ResNet-50 on CIFAR-10 takes 79,123 ms, the pass over the
-validation set 2,886 ms, and bins and gammas 8 ms. Here an update reuses the predictions of an evaluation of the
-calibration split, so that it needs no additional pass. The network is a smaller global-pooling CNN on a part of 20
-Newsgroups. It takes half a minute.
+AdaFocal (Ghosh et al. 2022), appendix J: an epoch of ResNet-50 on CIFAR-10 takes 79,123 ms, the
+pass over the validation set 2,886 ms, and bins and gammas 8 ms. Here an update reuses the
+predictions of an evaluation of the calibration split, so that it needs no additional pass. The
+network is a smaller global-pooling CNN on a part of 20 Newsgroups. It takes half a minute.
 """
 
 import tempfile

@@ -40,12 +40,12 @@ def small_multiples(
     """Draw lines in small panels with the same axes: AdaFocal's figures 1, 2 and 5, dual focal loss's figure 4a.
 
     Args:
-        panels: panel -> line -> (x, y), each (T,); y may have NaN, where the line is broken. A name has the same
-            colour, dash and marker in all panels.
+        panels: panel -> line -> (x, y), each (T,); y may have NaN, where the line is broken. A name
+            has the same colour, dash and marker in all panels.
         xlabel: below the panels.
         ylabel: beside them.
-        faint: lines of the same names in some of the same panels, drawn thin behind them in the same colour: for the
-            values before smoothing.
+        faint: lines of the same names in some of the same panels, drawn thin behind them in the
+            same colour: for the values before smoothing.
         level: y of a dotted line in each panel, such as the 0 of a calibrated bin.
         logarithmic: a y axis that is linear up to 1 and logarithmic beyond.
         columns: panels side by side; by default 4, or 5 where they are full.
@@ -74,7 +74,8 @@ def small_multiples(
 def spread_by_epoch(panels: Mapping[str, Lines], *, ylabel: str) -> Figure:
     """Draw the median and the quartiles of rows as the training goes on: dual focal loss's figures 4b and 4c.
 
-    `panels` has panel -> name -> (epochs (T,), values (T, R)), such as a `TracedSet`'s epochs and `row_max_logit`.
+    `panels` has panel -> name -> (epochs (T,), values (T, R)), such as a `TracedSet`'s epochs and
+    `row_max_logit`.
     """
     with _grid(panels, "epoch", ylabel) as (figure, cells, looks):
         for name, axes in cells.items():
@@ -95,7 +96,8 @@ def group_boxes(
 ) -> Figure:
     """Draw a box and the size of each group of rows: AdaFocal's figure 34, as quartiles and whiskers.
 
-    `panels` has panel -> group -> values (R,); all panels have the same groups, of which some may be empty.
+    `panels` has panel -> group -> values (R,); all panels have the same groups, of which some may
+    be empty.
     """
     names = list(next(iter(panels.values())))
     for panel, groups in panels.items():

@@ -2,11 +2,12 @@
 
     python recipes/studies/post_processing_gap.py --data sklearn/20newsgroups
 
-This follows Figure 6 of "Focal calibration loss" (FCL) and its Theorem 4.5, according to which a larger weight of the
-Brier term gives a smaller post-processing gap. The heat maps show the ECE and the gap of the Brier score on the test
-set against gamma and lambda; another figure shows the test NLL by epoch. The gap has two forms: over 1-Lipschitz
-*updates* of the confidence, as in Blasiok et al. 2023, and over 1-Lipschitz *maps*, as in Definition 2.3 of FCL. The
-network is a global-pooling CNN with one convolution on posts of 20 Newsgroups. It takes about 6 minutes on 2 cores.
+This follows Figure 6 of "Focal calibration loss" (FCL) and its Theorem 4.5, according to which a
+larger weight of the Brier term gives a smaller post-processing gap. The heat maps show the ECE and
+the gap of the Brier score on the test set against gamma and lambda; another figure shows the test
+NLL by epoch. The gap has two forms: over 1-Lipschitz *updates* of the confidence, as in Blasiok et
+al. 2023, and over 1-Lipschitz *maps*, as in Definition 2.3 of FCL. The network is a global-pooling
+CNN with one convolution on posts of 20 Newsgroups. It takes about 6 minutes on 2 cores.
 """
 
 from itertools import product
@@ -130,7 +131,8 @@ with drawing(2.3 * n_panels, 2.7) as nll_figure:
     panels[0].set_ylabel("test NLL, nats")
     panels[0].legend()
 
-# Theorem 4.5 says that the gap does not grow with lambda: the rank correlation would be -1 for each gamma.
+# Theorem 4.5 says that the gap does not grow with lambda: the rank correlation would be -1 for each
+# gamma.
 order = []
 for gamma in args.gammas:
     gaps = [mean("gap_over_updates", gamma, weight) for weight in args.lambdas]

@@ -2,11 +2,12 @@
 
     python recipes/studies/proofs.py
 
-The statements are Theorems 4.1 and 4.5 and appendices A.3 to A.9 of "Focal calibration loss" (FCL), Theorem 1 and Lemma
-1 of "Dual focal loss", the theorem of section 4.3 and Eq. 12 of "Uncertainty weighted gradients" (BSCE-GRA), and
-Theorems 1 and 2 of the comparison study. The minimum of an expected loss is found in float64: for two classes on a grid
-and then by Brent's method, for three by the simplex method. For BSCE-GRA, which is defined by its gradient, it is where
-the mean gradient is 0. The left panel shows how much a recalibration could gain, under either loss, against the
+The statements are Theorems 4.1 and 4.5 and appendices A.3 to A.9 of "Focal calibration loss" (FCL),
+Theorem 1 and Lemma 1 of "Dual focal loss", the theorem of section 4.3 and Eq. 12 of "Uncertainty
+weighted gradients" (BSCE-GRA), and Theorems 1 and 2 of the comparison study. The minimum of an
+expected loss is found in float64: for two classes on a grid and then by Brent's method, for three
+by the simplex method. For BSCE-GRA, which is defined by its gradient, it is where the mean gradient
+is 0. The left panel shows how much a recalibration could gain, under either loss, against the
 prediction; the right panel shows the distance of the minimum from the posterior. It takes a minute.
 """
 
@@ -104,8 +105,8 @@ START = 0.02 * np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 def minimum_of_three(loss, posterior):
     """The probabilities at the least expected loss, but for points where classes tie.
 
-    There a label's rival in dual focal, the next below it, is another: lone points, lower than all around, that no
-    training finds.
+    There a label's rival in dual focal, the next below it, is another: lone points, lower than all
+    around, that no training finds.
     """
 
     def risk(z):
@@ -168,7 +169,8 @@ for posterior in rng.dirichlet([1.0, 1.0, 1.0], args.draws // 3):
     same_first.append(minima["dual focal"].argmax() == posterior.argmax())
 record["fcl_4.1_three_classes"] = share(nearer)
 
-# FCL, Theorem 4.5, as printed: for any prediction, FCL leaves no more to a recalibration than focal.
+# FCL, Theorem 4.5, as printed: for any prediction, FCL leaves no more to a recalibration than
+# focal.
 ETA = 0.7
 GAMMA = 3.0
 WEIGHT = 0.5
@@ -242,7 +244,8 @@ for gamma, rival in product((0.5, 1.0, 2.0, 3.0, 5.0), (0.0, 0.05, 0.2, 0.4)):
         record["dfl_lemma_1_fails_at"].append(failed)
 record["dfl_lemma_1"] = share(holds)
 
-# The comparison study. Theorem 1: logits times t > 1 are more confident. Theorem 2: focal >= CE - gamma H.
+# The comparison study. Theorem 1: logits times t > 1 are more confident. Theorem 2: focal >= CE -
+# gamma H.
 logits = rng.normal(scale=2, size=(args.draws, 5))
 scales = rng.uniform(1, 5, (args.draws, 1))
 probs = softmax(logits, axis=1)
@@ -262,7 +265,8 @@ for gamma in (0.1, 0.5, 0.9, 1.0, 3.0):
     slack = -((1 - GRID) ** gamma) * log_p + log_p + gamma * two_class_entropy
     record["study_theorem_2_least_slack"][f"{gamma:g}"] = slack.min()
 
-# BSCE-GRA, 4.3: "the K-class predicted probability q would equal the actual class-posterior probability".
+# BSCE-GRA, 4.3: "the K-class predicted probability q would equal the actual class-posterior
+# probability".
 rng = np.random.default_rng(1)
 
 
@@ -285,7 +289,8 @@ record["bsce_gra_theorem"] = share(np.abs(at_rest - etas) < 1e-6)
 record["bsce_gra_theorem_at_posterior_0.7"] = {
     f"gamma {gamma:g}": rest_of_bsce_gra(gamma, ETA) for gamma in (0.0, 2.0, 4.0)
 }
-# Eq. 12: the expected Brier score exceeds the squared distance to the posterior by what the prediction cannot change.
+# Eq. 12: the expected Brier score exceeds the squared distance to the posterior by what the
+# prediction cannot change.
 equal = []
 for posterior, probs in rng.dirichlet([1.0] * 5, (args.draws, 2)):
     brier_scores = ((probs - np.eye(5)) ** 2).sum(axis=1)
@@ -294,7 +299,8 @@ for posterior, probs in rng.dirichlet([1.0] * 5, (args.draws, 2)):
     equal.append(abs(left - right) < 1e-12)
 record["bsce_gra_eq_12"] = share(equal)
 
-# FCL, A.3: its minimum is the posterior. A.4, for which A.3 needs it: the expected loss is strictly convex.
+# FCL, A.3: its minimum is the posterior. A.4, for which A.3 needs it: the expected loss is strictly
+# convex.
 record["fcl_a.3"] = share(np.abs(by_weight[WEIGHT]) < 1e-6)
 convex = []
 for posterior, *ends in rng.dirichlet([1.0] * 3, (args.draws, 3)):
@@ -302,7 +308,8 @@ for posterior, *ends in rng.dirichlet([1.0] * 3, (args.draws, 3)):
     first, second, middle = risks(FCL, posterior, points)
     convex.append(middle < (first + second) / 2)
 record["fcl_a.4"] = share(convex)
-# A.9: focal >= KL + H(q) - gamma H(p), that is CE - gamma H(p); for any posterior, as its proof says.
+# A.9: focal >= KL + H(q) - gamma H(p), that is CE - gamma H(p); for any posterior, as its proof
+# says.
 for gamma in (0.5, 1.0, 3.0):
     above = []
     for posterior, probs in rng.dirichlet([1.0] * 5, (args.draws, 2)):

@@ -42,8 +42,8 @@ def quartiles(values):
 def mean_interval(values):
     """Student's 95% interval of a mean over independent runs, as `Interval(value, low, high)`.
 
-    For the difference of two methods, pass the differences of the runs that share a seed: what both have in common
-    drops out.
+    For the difference of two methods, pass the differences of the runs that share a seed: what both
+    have in common drops out.
     """
     holds = len(values) >= 2 and np.isfinite(values).all()
     check(

@@ -2,11 +2,12 @@
 
     python recipes/studies/small_claims.py
 
-Weight on the loss or on the gradient (BSCE-GRA, Table 2); rivals, gammas, AdaDualFocal and KDE-XE (dual focal, Tables
-4, 13, 3 and 10); L1 and L2 (FCL, A.15); CalFocal, the number of bins and the frequency of updates (AdaFocal, 5.1, H
-and I). The small CNN is trained on a part of 20 Newsgroups. Gammas and temperatures are fitted to validation rows, and
-all metrics are on test rows that are used for nothing else. 46 settings with three seeds take half an hour on one core.
-Each run is written to the csv file as soon as it ends, and `--resume` skips the runs in that file.
+Weight on the loss or on the gradient (BSCE-GRA, Table 2); rivals, gammas, AdaDualFocal and KDE-XE
+(dual focal, Tables 4, 13, 3 and 10); L1 and L2 (FCL, A.15); CalFocal, the number of bins and the
+frequency of updates (AdaFocal, 5.1, H and I). The small CNN is trained on a part of 20 Newsgroups.
+Gammas and temperatures are fitted to validation rows, and all metrics are on test rows that are
+used for nothing else. 46 settings with three seeds take half an hour on one core. Each run is
+written to the csv file as soon as it ends, and `--resume` skips the runs in that file.
 """
 
 import tempfile
@@ -81,7 +82,8 @@ BASELINE = "cross entropy"
 CROSS_ENTROPY = {BASELINE: of("cross_entropy")}
 FLSD = {"FLSD-53": of("flsd")}
 ADAFOCAL = {"AdaFocal": of("adafocal")}
-# Page of the paper -> its table -> the settings, which are trained once where several tables have them.
+# Page of the paper -> its table -> the settings, which are trained once where several tables have
+# them.
 PAGES = {
     "bsce_gra": {
         "weights": {
@@ -153,7 +155,8 @@ PAGES = {
         },
     },
 }
-# ECE in %, or ECE and ECE after T; of KDE-XE ECE and canonical error; ResNet-50 on CIFAR-10 (KDE-XE: ResNet-110).
+# ECE in %, or ECE and ECE after T; of KDE-XE ECE and canonical error; ResNet-50 on CIFAR-10
+# (KDE-XE: ResNet-110).
 PAPER = {
     "weights": {
         "FLSD-53": (1.26, 1.15),

@@ -2,12 +2,13 @@
 
     python recipes/studies/smooth_calibration.py --data sklearn/20newsgroups
 
-Definitions 2.2 and 2.3 of "Focal calibration loss" (FCL) are those of Blasiok et al. 2023: smCE is the supremum over
-1-Lipschitz witnesses, and the post-processing gap of the Brier score is between smCE^2 and 2 smCE. The left panel shows
-both for predictions of 20 Newsgroups by linear classifiers, with several strengths of regularisation and several
-temperatures, and for simulated predictions. The middle panel shows the value of each error for calibrated predictions,
-which is due to chance. The right panel shows the time against the number of rows, for the O(N log N) algorithm and for
-the same linear program in scipy's HiGHS. It takes about 2 minutes on 2 cores.
+Definitions 2.2 and 2.3 of "Focal calibration loss" (FCL) are those of Blasiok et al. 2023: smCE is
+the supremum over 1-Lipschitz witnesses, and the post-processing gap of the Brier score is between
+smCE^2 and 2 smCE. The left panel shows both for predictions of 20 Newsgroups by linear classifiers,
+with several strengths of regularisation and several temperatures, and for simulated predictions.
+The middle panel shows the value of each error for calibrated predictions, which is due to chance.
+The right panel shows the time against the number of rows, for the O(N log N) algorithm and for the
+same linear program in scipy's HiGHS. It takes about 2 minutes on 2 cores.
 """
 
 import time

@@ -2,11 +2,12 @@
 
     python recipes/studies/traced_trainings.py outputs/cross_entropy outputs/adafocal --output figures
 
-Each folder is the `output_dir` of a run, and its name is the name in the figures. The figures are those of AdaFocal
-(Ghosh et al. 2022, figures 1, 2, 5, 34) and of dual focal loss (Tao et al. 2023, figure 4): the ECE by epoch (of the
-validation rows and, as in the papers, of the test rows), the gap of each bin, training and validation rows in common
-bins, maximum logits, the probability of the rival, the epoch at which rows are learned, and the gammas of an adaptive
-loss. It takes seconds. `traced_resnet.sh` trains a ResNet-20 as an example.
+Each folder is the `output_dir` of a run, and its name is the name in the figures. The figures are
+those of AdaFocal (Ghosh et al. 2022, figures 1, 2, 5, 34) and of dual focal loss (Tao et al. 2023,
+figure 4): the ECE by epoch (of the validation rows and, as in the papers, of the test rows), the
+gap of each bin, training and validation rows in common bins, maximum logits, the probability of the
+rival, the epoch at which rows are learned, and the gammas of an adaptive loss. It takes seconds.
+`traced_resnet.sh` trains a ResNet-20 as an example.
 """
 
 from pathlib import Path

@@ -2,11 +2,12 @@
 
     python recipes/studies/validation_and_training.py
 
-AdaFocal (Ghosh et al. 2022), figures 1, 2, 7 to 14 (20 Newsgroups: 14). The bins are 15 equal-mass bins of the
-validation confidences. Shown are the error C_val - A_val of each bin, and the mean probability of the label of
-training rows: of those in the same bin (common binning), and in 15 equal-mass bins of the training rows (independent
-binning). In common bins both means are between the same edges, so they agree nearly by construction; independent bins
-can differ. The network is a smaller global-pooling CNN on a part of 20 Newsgroups. It takes about 2 minutes.
+AdaFocal (Ghosh et al. 2022), figures 1, 2, 7 to 14 (20 Newsgroups: 14). The bins are 15 equal-mass
+bins of the validation confidences. Shown are the error C_val - A_val of each bin, and the mean
+probability of the label of training rows: of those in the same bin (common binning), and in 15
+equal-mass bins of the training rows (independent binning). In common bins both means are between
+the same edges, so they agree nearly by construction; independent bins can differ. The network is a
+smaller global-pooling CNN on a part of 20 Newsgroups. It takes about 2 minutes.
 """
 
 import numpy as np

@@ -15,8 +15,9 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 class GlobalPoolingCNNConfig(PreTrainedConfig):
     """Sizes of a `GlobalPoolingCNNForSequenceClassification`; the defaults are those of the papers' code.
 
-    `vocab_size` is `len(tokenizer)`, `embedding_size` that of the GloVe file where one is used. Each convolution but
-    the last is followed by a pooling of stride 1; kernel and pool have odd sizes. The padding token's vector is zero.
+    `vocab_size` is `len(tokenizer)`, `embedding_size` that of the GloVe file where one is used.
+    Each convolution but the last is followed by a pooling of stride 1; kernel and pool have odd
+    sizes. The padding token's vector is zero.
     """
 
     model_type = "global_pooling_cnn"
@@ -53,13 +54,15 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
                      -> dense, ReLU, dropout -> classifier
 
     Notes:
-        The authors' code pads every text to 1,000 words, and the padding takes part in the maximum. Here padded
-        positions are zero before each layer and every layer but the first reads outputs of a ReLU, so that they never
-        win: a text's logits do not depend on the batch it is in. "Same" convolutions let a single word work too.
+        The authors' code pads every text to 1,000 words, and the padding takes part in the maximum.
+        Here padded positions are zero before each layer and every layer but the first reads outputs
+        of a ReLU, so that they never win: a text's logits do not depend on the batch it is in.
+        "Same" convolutions let a single word work too.
 
     References:
-        Lin, Chen, Yan, Network In Network, 2014 (pooling); Kumar, Sarawagi, Jain, Trainable Calibration Measures,
-        2018, and Mukhoti et al., Calibrating Deep Neural Networks using Focal Loss, 2020, whose code has this network.
+        Lin, Chen, Yan, Network In Network, 2014 (pooling); Kumar, Sarawagi, Jain, Trainable
+        Calibration Measures, 2018, and Mukhoti et al., Calibrating Deep Neural Networks using Focal
+        Loss, 2020, whose code has this network.
 
     >>> model = GlobalPoolingCNNForSequenceClassification(GlobalPoolingCNNConfig(vocab_size=50, num_labels=4))
     >>> model(input_ids=torch.tensor([[7, 3, 9], [5, 0, 0]])).logits.shape
@@ -130,8 +133,8 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if is_traced or not input_ids.is_cpu:
             return self._convolve(input_ids, attention_mask)
-        # On a CPU the time is the convolutions', and most of a batch of documents is padding. Texts of like length
-        # go together, without the padding that they share (benchmarks/word_cnn.py).
+        # On a CPU the time is the convolutions', and most of a batch of documents is padding. Texts
+        # of like length go together, without the padding that they share (benchmarks/word_cnn.py).
         by_length = attention_mask.sum(dim=1).argsort()
         pooled = []
         for rows in by_length.split(16):
@@ -144,8 +147,8 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
     def _convolve(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
-        # (N, channels, 1, L), in memory one position's channels after another: a pooling of stride 1 is five times
-        # as fast so as torch's of one dimension.
+        # (N, channels, 1, L), in memory one position's channels after another: a pooling of stride
+        # 1 is five times as fast so as torch's of one dimension.
         hidden = self.embeddings(input_ids).transpose(1, 2).unsqueeze(2)
         mask = attention_mask[:, None, None, :].to(hidden.dtype)
         kernel, pool = self.config.kernel_size, self.config.pool_size

@@ -12,7 +12,8 @@ from transformers import PreTrainedConfig
 
 from .image_classifier import ImageClassifier
 
-# Blocks of the four stages. 110 is that of the papers' code; He et al. 2016 have none of bottlenecks at that depth.
+# Blocks of the four stages. 110 is that of the papers' code; He et al. 2016 have none of
+# bottlenecks at that depth.
 _FOUR_STAGES: dict[str, dict[int, tuple[int, ...]]] = {
     "basic": {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)},
     "bottleneck": {
@@ -28,14 +29,16 @@ class CifarResNetConfig(PreTrainedConfig):
     """Depth and blocks of a `CifarResNetForImageClassification`.
 
     Args:
-        depth: with bottlenecks 50, 101, 110 or 152; with basic blocks 18 or 34, in four stages from 64 channels; or
-            6n + 2, such as 20, 56 or 110, in three stages from 16 channels.
+        depth: with bottlenecks 50, 101, 110 or 152; with basic blocks 18 or 34, in four stages from
+            64 channels; or 6n + 2, such as 20, 56 or 110, in three stages from 16 channels.
         block: "basic" or "bottleneck"; by default what `depth` goes with, for 110 a bottleneck.
-        pooled_size: the features are averaged to so many rows and columns; the papers take 2 for Tiny-ImageNet.
-        he_initialization: convolutions start from He's normal distribution, as in the papers' code for Tiny-ImageNet
-            and in He's own networks, rather than from torch's default; by default with depth 6n + 2 only.
-        stochastic_depth: the share of training batches that skip the last block, in [0, 1); that of earlier blocks
-            grows to it linearly. Huang et al. 2016 take 0.5.
+        pooled_size: the features are averaged to so many rows and columns; the papers take 2 for
+            Tiny-ImageNet.
+        he_initialization: convolutions start from He's normal distribution, as in the papers' code
+            for Tiny-ImageNet and in He's own networks, rather than from torch's default; by default
+            with depth 6n + 2 only.
+        stochastic_depth: the share of training batches that skip the last block, in [0, 1); that of
+            earlier blocks grows to it linearly. Huang et al. 2016 take 0.5.
     """
 
     model_type = "cifar_resnet"
@@ -90,13 +93,14 @@ class CifarResNetForImageClassification(ImageClassifier):
 
         3x3 convolution, no pooling -> stages of blocks, each but the first halves the image -> mean -> classifier
 
-    With four stages the shortcuts that change the size are convolutions, as in the papers' code. With depth 6n + 2
-    they have no parameters: every second pixel, and zeros for the new channels (He's option A).
+    With four stages the shortcuts that change the size are convolutions, as in the papers' code.
+    With depth 6n + 2 they have no parameters: every second pixel, and zeros for the new channels
+    (He's option A).
 
     References:
-        He, Zhang, Ren, Sun, Deep Residual Learning for Image Recognition, 2016, 4.2; the code of Mukhoti et al.,
-        Calibrating Deep Neural Networks using Focal Loss, 2020, which later papers took; Huang, Sun, Liu, Sedra,
-        Weinberger, Deep Networks with Stochastic Depth, 2016.
+        He, Zhang, Ren, Sun, Deep Residual Learning for Image Recognition, 2016, 4.2; the code of
+        Mukhoti et al., Calibrating Deep Neural Networks using Focal Loss, 2020, which later papers
+        took; Huang, Sun, Liu, Sedra, Weinberger, Deep Networks with Stochastic Depth, 2016.
     """
 
     config_class = CifarResNetConfig
@@ -136,7 +140,8 @@ class CifarResNetForImageClassification(ImageClassifier):
 class WideResNetConfig(PreTrainedConfig):
     """Depth and width of a `WideResNetForImageClassification`.
 
-    The depth is 6n + 2, with n blocks in each of the three stages, which have 16, 32 and 64 times `width` channels.
+    The depth is 6n + 2, with n blocks in each of the three stages, which have 16, 32 and 64 times
+    `width` channels.
     """
 
     model_type = "wide_resnet"
@@ -159,8 +164,9 @@ class WideResNetConfig(PreTrainedConfig):
 class WideResNetForImageClassification(ImageClassifier):
     """Classify small images by a residual network with few, wide layers.
 
-    The papers' code has batch norm and ReLU after each convolution, and counts depth as 6n + 2; Zagoruyko and
-    Komodakis, Wide Residual Networks, 2016, have them before it, and 6n + 4. This is the papers' network.
+    The papers' code has batch norm and ReLU after each convolution, and counts depth as 6n + 2;
+    Zagoruyko and Komodakis, Wide Residual Networks, 2016, have them before it, and 6n + 4. This is
+    the papers' network.
     """
 
     config_class = WideResNetConfig
