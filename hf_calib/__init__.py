@@ -1,6 +1,8 @@
-"""Calibrated fine-tuning for the Hugging Face Trainer: losses, adaptive gammas, calibrators folded into the model.
+"""Calibrated fine-tuning for the Hugging Face Trainer: losses, adaptive gammas,
+calibrators folded into the model.
 
-The names here are loaded when they are first used: `import hf_calib` loads neither torch nor transformers.
+The names here are loaded when they are first used: `import hf_calib` loads neither torch nor
+transformers.
 """
 
 from __future__ import annotations

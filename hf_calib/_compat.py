@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 
 def load_saved_names(model: Any) -> None:
-    """Let the Trainer load a model's checkpoints that have other names of parameters than the model in memory.
+    """Let the Trainer load a model's checkpoints that have other names of parameters than the model
+    in memory.
 
-    Since transformers 5, `save_pretrained` writes some architectures (ViT, DeiT, BEiT, Swin; DINOv2 from 5.23) so, and
-    the Trainer's `load_state_dict` passes over those parameters. Still so in 5.23; ends with the first version that has
-    transformers pull request 48822 (issue 48805).
+    Since transformers 5, `save_pretrained` writes some architectures (ViT, DeiT, BEiT, Swin; DINOv2
+    from 5.23) so, and the Trainer's `load_state_dict` passes over those parameters. Still so in
+    5.23; ends with the first version that has transformers pull request 48822 (issue 48805).
     """
     from transformers import PreTrainedModel
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -34,7 +35,9 @@ def load_saved_names(model: Any) -> None:
 def load_state_dict(
     model: nn.Module, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any
 ) -> Any:
-    """`nn.Module.load_state_dict` of names as `save_pretrained` writes them, or as the model has them."""
+    """`nn.Module.load_state_dict` of names as `save_pretrained` writes them,
+    or as the model has them.
+    """
     if not state_dict.keys() <= model.state_dict().keys():
         state_dict = _with_names_in_memory(model, state_dict)
     return nn.Module.load_state_dict(model, state_dict, *args, **kwargs)
@@ -46,7 +49,8 @@ def _with_names_in_memory(model: Any, saved: Mapping[str, Tensor]) -> dict[str, 
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
 
-    # The conversion replaces parameters, which an optimizer may hold: it gets a copy of the model without data.
+    # The conversion replaces parameters, which an optimizer may hold:
+    # it gets a copy of the model without data.
     empty: dict[int, Any] = {
         id(b): torch.empty_like(b, device="meta") for b in model.buffers()
     }
@@ -67,8 +71,8 @@ def _with_names_in_memory(model: Any, saved: Mapping[str, Tensor]) -> dict[str, 
 def full_float32() -> Iterator[None]:
     """Switch TF32 and bfloat16 products off for the length of a with block.
 
-    Once a program has set `fp32_precision`, the interface of torch 2.9, the older one refuses to answer. The
-    older one can go once torch 2.9 is the oldest supported.
+    Once a program has set `fp32_precision`, the interface of torch 2.9, the older one refuses to
+    answer. The older one can go once torch 2.9 is the oldest supported.
     """
     switch: Any = torch.set_float32_matmul_precision
     try:

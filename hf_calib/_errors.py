@@ -9,7 +9,9 @@ from difflib import get_close_matches
 
 
 class InputError(Exception):
-    """Something that a user passed is wrong; the message says what to change. Everything else is a bug."""
+    """Something that a user passed is wrong; the message says what to change.
+    Everything else is a bug.
+    """
 
 
 class InputValueError(InputError, ValueError):
@@ -21,7 +23,9 @@ class InputTypeError(InputError, TypeError):
 
 
 class InputOSError(InputError, OSError):
-    """A file or folder that cannot be written: a full disk, a missing permission, a name that is too long."""
+    """A file or folder that cannot be written: a full disk, a missing permission,
+    a name that is too long.
+    """
 
 
 def without_secrets(text: str) -> str:
@@ -30,7 +34,8 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("s3://me:secret@host/a.csv, https://host/b.csv?token=secret")
     's3://***@host/a.csv, https://host/b.csv?***'
     """
-    # Each pattern begins or ends where the one before may not go on, so that a long text takes linear time.
+    # Each pattern begins or ends where the one before may not go on,
+    # so that a long text takes linear time.
     text = re.sub(r"(://)[^/\s]+@", r"\1***@", text)
     # Drivers name an address without its protocol.
     text = re.sub(r"(?<![^/\s@'\"])[^/\s:@'\"]+:[^/\s'\"]+@", "***@", text)
@@ -111,7 +116,8 @@ def printable(text: object) -> str:
 
 
 def visible(text: str) -> str:
-    r"""A text whose lines and spaces stay, with a space for each character that a terminal would obey.
+    r"""A text whose lines and spaces stay, with a space for each character that a terminal would
+    obey.
 
     >>> visible("a  b\n\x1b[2Jc\u202e")
     'a  b\n [2Jc '
@@ -123,7 +129,8 @@ def visible(text: str) -> str:
 
 
 def look_alikes(names: Iterable[str], others: Iterable[str]) -> str:
-    r"""A sentence on the first name that looks like another name and differs from it; "" if there is none.
+    r"""A sentence on the first name that looks like another name and differs from it;
+    "" if there is none.
 
     >>> look_alikes(["law", "cafe\u0301"], ["caf\xe9", "law"])
     "'cafe\\u0301' and 'caf\\xe9' differ only by spaces or by their Unicode form"

@@ -56,7 +56,8 @@ def check_output(output: Path | None) -> None:
         )
         got = f"the file {there}" if there.exists() else f"{there}, a link to nothing"
         check(there.is_dir(), "output to be a folder", got, "name another one")
-        # A name that is too long raises here. Those below a missing folder are tried in the folder that is there.
+        # A name that is too long raises here. Those below a missing folder are tried in the folder
+        # that is there.
         missing = output.absolute().parts[len(there.absolute().parts) :]
         for path in (output, *(there / name for name in missing)):
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -70,7 +71,8 @@ def check_output(output: Path | None) -> None:
 def move_files(
     made: Path, target: Path, *, order: Callable[[Path], int] = lambda path: 0
 ) -> None:
-    """Move the files of a folder into another and replace files of the same names; sorted by `order`, then by name.
+    """Move the files of a folder into another and replace files of the same names;
+    sorted by `order`, then by name.
 
     Where a document is replaced, its figures that the new one does not have are removed.
     """
@@ -90,7 +92,9 @@ def move_files(
 
 
 def identity(path: str | os.PathLike[str]) -> tuple[int, int] | str:
-    """What tells a file or folder from others, through links too; a name that is none on this machine as it is."""
+    """What tells a file or folder from others, through links too;
+    a name that is none on this machine as it is.
+    """
     if not os.path.exists(path):
         return os.fspath(path)
     found = os.stat(path)
@@ -98,7 +102,9 @@ def identity(path: str | os.PathLike[str]) -> tuple[int, int] | str:
 
 
 def figures_of(document: Path) -> list[Path]:
-    """The figures that a Markdown document shows, which were written next to it; none through a link."""
+    """The figures that a Markdown document shows, which were written next to it;
+    none through a link.
+    """
     if not document.is_file() or (document.parent / "figures").is_symlink():
         return []
     text = document.read_text("utf-8", errors="replace")
@@ -131,13 +137,15 @@ def whole_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder, and move it to `target` if the with block raises no error.
 
-    A new folder appears completely. In an existing one, `merge` replaces files of the same names, also in subfolders;
-    all other files stay. Nothing is moved if a folder stands where a file belongs, or the reverse.
+    A new folder appears completely. In an existing one, `merge` replaces files of the same names,
+    also in subfolders; all other files stay. Nothing is moved if a folder stands where a file
+    belongs, or the reverse.
     """
     check_output(target)
     with _clear_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        # The scratch folder is next to the target, or in it if it exists, as it may be a mount: on one file system.
+        # The scratch folder is next to the target, or in it if it exists, as it may be a mount:
+        # on one file system.
         with scratch_folder(target if target.exists() else target.parent) as scratch:
             made = scratch / "made"
             made.mkdir()
@@ -151,7 +159,9 @@ def whole_folder(
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """Yield the path of a scratch file, and move it to `target`, over an earlier file, if the block raises no error."""
+    """Yield the path of a scratch file, and move it to `target`, over an earlier file,
+    if the block raises no error.
+    """
     with _clear_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(target.parent) as scratch:
@@ -162,7 +172,9 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch_folder(home: Path) -> Iterator[Path]:
-    """Yield an empty folder that is removed afterwards; a killed process leaves it, and it can be deleted."""
+    """Yield an empty folder that is removed afterwards; a killed process leaves it,
+    and it can be deleted.
+    """
     # Pushes to the Hub leave out files and folders whose names start with "_".
     named = tempfile.TemporaryDirectory(
         prefix="_saving-hf_calib-", dir=home, ignore_cleanup_errors=True

@@ -63,7 +63,8 @@ _Result = TypeVar("_Result")
 
 
 def read_card(path: Path, *, is_ours: bool = True) -> Any:
-    """Read a model card; raise ValueError if its metadata cannot be read, or are built to take memory.
+    """Read a model card; raise ValueError if its metadata cannot be read,
+    or are built to take memory.
 
     In the card of another model, results of another form do not matter.
     """
@@ -84,7 +85,9 @@ def read_card(path: Path, *, is_ours: bool = True) -> Any:
 
 
 def _check_metadata(text: str) -> None:
-    """Raise for aliases, with which a few lines can stand for millions, and for lists within many others."""
+    """Raise for aliases, with which a few lines can stand for millions,
+    and for lists within many others.
+    """
     found = re.match(r"\s*---\s*\n(.*?)\n---", text, re.DOTALL)
     depth = 0
     for event in yaml.parse("" if found is None else found[1], _YAML):
@@ -117,7 +120,9 @@ def push_files(
     ] = lambda repo_id, removed, parent: None,
     run_as_future: bool = False,
 ) -> CommitInfo | Future[CommitInfo]:
-    """Upload files, by path in the repository, in one commit, which also removes conflicting files, as announced."""
+    """Upload files, by path in the repository, in one commit, which also removes conflicting files,
+    as announced.
+    """
     secret = check_destination(to.repo_id, to.revision, to.token)
     repo_id, revision, create_pr = (
         with_owner(to.repo_id, to.token),
@@ -224,7 +229,8 @@ def _in_sentences(request: Callable[[], _Result], repo_id: str, token: str) -> _
         return request()
     except Exception as error:
         failed = _explained(error, repo_id, token)
-    # This is outside of the except block, so that the first error, which may quote the token, is not its context.
+    # This is outside of the except block, so that the first error, which may quote the token,
+    # is not its context.
     raise failed
 
 

@@ -1,4 +1,6 @@
-"""JSON records that may come from anywhere: read within bounds of size, with entries of the kinds that readers use."""
+"""JSON records that may come from anywhere: read within bounds of size,
+with entries of the kinds that readers use.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from hf_calib._errors import (
 # JSON of this size takes less than 100 MB in memory.
 _MOST_BYTES = 2**24
 MOST_BYTES_OF_A_MAP = 2**28  # A matrix for 3,600 classes.
-# A container takes up to 30 times the memory of its text, and a matrix of numbers has only one for each row.
+# A container takes up to 30 times the memory of its text,
+# and a matrix of numbers has only one for each row.
 _MOST_CONTAINERS = 300_000
 _SAVE_AGAIN = "save it again with the program that wrote it"
 
@@ -71,8 +74,9 @@ def or_none(kind: Any) -> Callable[[Any], bool]:
 def fits(value: Any, kind: Any) -> bool:
     """Whether a value of JSON is of a kind, which looks like the value.
 
-    A kind is a type, a function that decides, [kind of each], {str: kind of each}, or a dict with the kinds of known
-    entries. With a "?" at the end of its name such an entry may be missing or null; others are free.
+    A kind is a type, a function that decides, [kind of each], {str: kind of each}, or a dict with
+    the kinds of known entries. With a "?" at the end of its name such an entry may be missing or
+    null; others are free.
 
     >>> kind = {"n": count, "names?": [str]}
     >>> fits({"n": 3, "names": ["a"], "more": 1}, kind), fits({"n": 3, "names": None}, kind), fits({"n": None}, kind)
@@ -146,7 +150,9 @@ def parse_json(
     kinds: Mapping[Any, Any],
     most_bytes: int = _MOST_BYTES,
 ) -> dict[str, Any]:
-    """Return a JSON object; raise ValueError if it is damaged, too large, or has entries of other kinds."""
+    """Return a JSON object; raise ValueError if it is damaged, too large,
+    or has entries of other kinds.
+    """
     n_containers = content.count(b"[") + content.count(b"{")
     is_small = len(content) <= most_bytes and n_containers <= _MOST_CONTAINERS
     requirement = f"{what} to be small enough to read"

@@ -1,4 +1,6 @@
-"""Text from data, made safe for Markdown, names of models and data in reports and cards, and options with help."""
+"""Text from data, made safe for Markdown, names of models and data in reports and cards,
+and options with help.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def escape(text: str, marks: str = _EVERY_MARK) -> str:
 
 
 def safe(text: str) -> str:
-    r"""Neutralise markup in whole sentences: other marks are not escaped, so that the source stays readable.
+    r"""Neutralise markup in whole sentences: other marks are not escaped,
+    so that the source stays readable.
 
     >>> print(safe("difference +0.35 [0.2, 0.4] (p = 1e-05) of __x__ & 20_newsgroups [x](y) | <b>"))
     difference +0.35 [0.2, 0.4] (p = 1e-05) of \_\_x\_\_ &amp; 20_newsgroups [x]\(y) \| &lt;b&gt;
@@ -88,7 +91,9 @@ def plain_name(name: str) -> str:
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Names of several datasets: the last two parts of paths, or as many as make them differ; others are unchanged."""
+    """Names of several datasets: the last two parts of paths, or as many as make them differ;
+    others are unchanged.
+    """
     parts = [
         Path(source).parts if os.path.exists(source) else (source,)
         for source in sources

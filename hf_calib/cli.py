@@ -1,4 +1,6 @@
-"""The command line `hf-calib`: each command is a dataclass of options, and a thin call of the library."""
+"""The command line `hf-calib`: each command is a dataclass of options,
+and a thin call of the library.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +48,11 @@ _VALUES: Any = {
     str: "TEXT",
     list[str]: "TEXT",
 }
+# An option or a value that is none: typer's copy of click has no public name for it.
+_UsageError: Any = typer.BadParameter.__base__
 _FLAG: Any = partial(Parameter, kind=Parameter.KEYWORD_ONLY, default=False)
 # Seconds before a stage is named.
 _PATIENCE = 1.0
-# What errors require of an option.
-_OF_OPTIONS = (
-    "to be one of",
-    "to be given with",
-    "to be other rows than",
-    "to name an existing file",
-)
 _JSON = typer.Option(
     "--json", help="Print one JSON object, and nothing else, on stdout."
 )
@@ -85,14 +82,21 @@ class _Commands(TyperGroup):
     """All commands."""
 
     def invoke(self, context: Any) -> Any:
-        """An error in the input ends with code 2 and one line on stderr; everything else is a bug, code 1."""
+        """An error in the input ends with code 2 and one line on stderr; everything else is a bug,
+        code 1.
+        """
         try:
             is_open = sys.stdout is not None
             check(is_open, "stdout to be open", "a closed one", "send it to a file")
             return super().invoke(context)
         except InputError as error:
-            print(f"hf-calib: {printable(error)}", file=sys.stderr)
-            raise typer.Exit(2) from None
+            line = printable(error)
+        except _UsageError as error:
+            asked = error.ctx.command_path if error.ctx else "hf-calib"
+            said = printable(error.format_message()).removesuffix(".")
+            line = f"{said}; see {asked} --help"
+        print(f"hf-calib: {line}", file=sys.stderr)
+        raise typer.Exit(2)
 
 
 app = typer.Typer(
@@ -153,7 +157,9 @@ def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
 def _telling() -> Iterator[
     tuple[Callable[[int, int | None], None], Callable[[str], None]]
 ]:
-    """Yield what moves a bar on stderr, by rows just done of all, and what names a stage of more than a second."""
+    """Yield what moves a bar on stderr, by rows just done of all,
+    and what names a stage of more than a second.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -203,7 +209,9 @@ def _warn(line: str) -> None:
 
 
 def _print(parts: Iterable[Any], *, show_all: bool) -> None:
-    """Documents, those of reports or their short ones; lines, wrapped; and lists of lines, which are to be copied."""
+    """Documents, those of reports or their short ones; lines, wrapped; and lists of lines,
+    which are to be copied.
+    """
     from rich.console import Console
 
     screen = Console()
@@ -230,14 +238,16 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
         ) from error
 
 
-def _entries(folder: str | None) -> set[tuple[str, int]]:
-    """The names in a folder, with their times; that of a folder changes if a file in it is replaced."""
-    if folder is None or not os.path.isdir(folder):
+def _entries(folder: str | None) -> set[tuple[str, str, int]]:
+    """The files in a folder and in those in it: their places, the first parts of these, and times."""
+    if folder is None:
         return set()
-    return {
-        (each.name, each.stat(follow_symlinks=False).st_mtime_ns)
-        for each in os.scandir(folder)
-    }
+    files = [path for form in ("*", "*/*") for path in Path(folder).glob(form)]
+    found = set()
+    for path in filter(Path.is_file, files):
+        place = path.relative_to(folder)
+        found.add((place.parts[0], str(place), path.stat().st_mtime_ns))
+    return found
 
 
 def _with_options(
@@ -249,14 +259,15 @@ def _with_options(
         if "argument" in each.metadata:
             continue
         typed = _typed(each)
-        # Names are also words, but not in the place of the argument.
-        for requirement in _OF_OPTIONS:
-            said = f"expected {each.name} {requirement}"
-            message = message.replace(said, f"expected {typed} {requirement}")
         # Files hold arrays of these names, which are no options.
-        is_array = each.name == "soft_labels" or (
-            each.name == "class_names" and not are_named
-        )
+        is_array = each.name == "soft_labels"
+        if each.name == "class_names":
+            is_array = not are_named
+        # Names are also words, but not in the place of the argument.
+        argument = rf"\bexpected {each.name} "
+        if is_array:
+            argument += "(?=to be given with|to name an existing)"
+        message = re.sub(argument, f"expected {typed} ", message)
         if "_" in each.name and not is_array:
             # Within quotes or a path it is a value.
             name = rf"(?<![\w'\"./=-]){each.name}(?![\w'\"/=(-]|\.\w)"
@@ -297,8 +308,8 @@ def _add(kind: type[options.Command]) -> None:
         else:
             parts = [*getattr(done, "lines", [done])]
             if output is not None:
-                written = sorted(_entries(output) - before)
-                names = ", ".join(name for name, _ in written)
+                written = _entries(output) - before
+                names = ", ".join(sorted({name for name, _, _ in written}))
                 parts += ["", [f"Written to {output}: {names}"]]
         _print(parts, show_all=show_all)
 

@@ -86,12 +86,14 @@ def test_the_numbers_of_the_run_are_those_of_its_logits() -> None:
     assert f"{right[0]:.3f}" == f"{right[1]:.3f}"
 
 
-def test_its_table_is_that_of_the_runs() -> None:
+def test_the_table_beside_the_papers_is_that_of_the_runs() -> None:
     """ECE in percent before and after a temperature, of saved logits and of the papers."""
+    path = ROOT / "docs" / "results" / "papers_length.md"
+    text = path.read_text(encoding="utf-8")
     folders = [
         runs(f"20newsgroups_{each}") for each in ("cnn_50_epochs", "minilm_10_epochs")
     ]
-    rows = table_rows(README)
+    rows = table_rows(text)
     assert len(rows) == 5
     for title, cnn, papers, minilm, bert in rows:
         loss = re.findall(r"`(\w+)`", title)[0]
@@ -103,8 +105,7 @@ def test_its_table_is_that_of_the_runs() -> None:
         criterion = "adaptive_ece" if "equal-mass" in title else "ece"
         for found, printed in zip(folders, (cnn, minilm), strict=True):
             assert printed == in_percent(found[name], criterion, digits=1), loss
-    path = ROOT / "docs" / "results" / "papers_length.md"
-    page = " ".join(path.read_text(encoding="utf-8").split())
+    page = " ".join(text.split())
     claims = re.findall(
         r"0\.\d+ \[0\.\d+, 0\.\d+\]|p 0\.\d+, corrected 0\.\d+",
         " ".join(README.split()),

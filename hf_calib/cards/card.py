@@ -1,4 +1,6 @@
-"""The model card: README.md of a model's folder, with metadata for the Hub and a section on calibration."""
+"""The model card: README.md of a model's folder, with metadata for the Hub and a section on
+calibration.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from hf_calib.scaling.saved_map import PACKAGES
 # Lines of the Trainer's card: metrics with a calibrator, and its temperature.
 _OF_A_MAP = re.compile(r"(?m)^- [\w ]+ Calibrated: .*\n")
 _TEMPERATURE = re.compile(r"(?m)^- Temperature: .*\n")
-_START = "<!-- hf_calib: what stands between these two marks is written anew with each card -->"
+#: What begins the section that we write.
+START = "<!-- hf_calib: what stands between these two marks is written anew with each card -->"
 _END = "<!-- hf_calib: end -->"
 
 
@@ -41,11 +44,12 @@ def write_card(
     datasets: str | Sequence[str] | None = None,
     base_model: str | None = None,
 ) -> None:
-    """Write the README.md of a model's folder, from config.json, calibration.json, the report and decisions.json.
+    """Write the README.md of a model's folder, from config.json, calibration.json,
+    the report and decisions.json.
 
-    An existing card keeps its text and metadata; the section on calibration, which stands between two marks, is
-    replaced, or added at the end. Nothing else is removed, and writing the card again changes nothing. If one of the
-    marks is missing, there is a warning.
+    An existing card keeps its text and metadata; the section on calibration, which stands between
+    two marks, is replaced, or added at the end. Nothing else is removed, and writing the card again
+    changes nothing. If one of the marks is missing, there is a warning.
 
     Args:
         folder: of the model.
@@ -84,7 +88,7 @@ def write_card(
     update_metadata(card.data, facts, name.split("/")[-1], given)
     is_of_us = facts.record or facts.results is not None or facts.prompt is not None
     # A section that is there already may be on weights that were trained since.
-    if is_of_us or _START in card.text:
+    if is_of_us or START in card.text:
         card.text = _with_section(card.text, section)
     with whole_file(folder / CARD) as unfinished:
         card.save(unfinished)
@@ -93,10 +97,12 @@ def write_card(
 def repair_stock_card(
     path: Path, base_model: str | None, *, is_calibrated: bool, is_measured: bool
 ) -> None:
-    """Correct the Trainer's card: remove a base model that is on this machine only, and a dataset "None".
+    """Correct the Trainer's card: remove a base model that is on this machine only,
+    and a dataset "None".
 
-    With a calibrator, the card's results are removed too: they are those before it, under the name of any dataset.
-    In the text, those of a calibrator are removed unless it is the model's, with which it was measured.
+    With a calibrator, the card's results are removed too: they are those before it, under the name
+    of any dataset. In the text, those of a calibrator are removed unless it is the model's, with
+    which it was measured.
     """
     card = read_card(path)
     if base_model is not None and not is_hub_name(base_model):
@@ -118,7 +124,9 @@ def usage_lines(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> list[str]:
-    """The lines of Python that call a model, by hf_calib's pipeline if the calibrator is not in the weights."""
+    """The lines of Python that call a model, by hf_calib's pipeline if the calibrator is not in the
+    weights.
+    """
     task = task or TASKS["text"]
     options = "" if revision is None else f", revision={json.dumps(revision)}"
     options += ", top_k=None" if task.shows_all_scores else ""
@@ -131,13 +139,17 @@ def usage_lines(
 
 
 def references() -> list[tuple[str, str, str]]:
-    """For each paper, the losses and calibrators that are from it, its BibTeX entry and its citation key."""
+    """For each paper, the losses and calibrators that are from it,
+    its BibTeX entry and its citation key.
+    """
     text = files("hf_calib.cards").joinpath("references.bib").read_text("utf-8")
     return re.findall(r"(?ms)^% ([^\n]*)\n(@\w+{(\w+),.*?^})", text)
 
 
 def citations(*methods: str | None) -> list[str]:
-    """The BibTeX entries for losses and calibrators by their names, each once; none for names without a source."""
+    """The BibTeX entries for losses and calibrators by their names, each once;
+    none for names without a source.
+    """
     return [
         entry for names, entry, _ in references() if {*methods} & {*names.split(", ")}
     ]
@@ -171,7 +183,7 @@ def _written(facts: Facts, name: str) -> tuple[str, str]:
         citations=cited,
     )
     introduction, _, section = text.partition("\n## Calibration\n")
-    return introduction, f"{_START}\n## Calibration\n\n{section.strip()}\n{_END}"
+    return introduction, f"{START}\n## Calibration\n\n{section.strip()}\n{_END}"
 
 
 def _escaped(value: object) -> Markup:
@@ -191,12 +203,13 @@ def _fenced(text: str) -> Markup:
 
 def _with_section(text: str, section: str) -> str:
     """The card's text with the section in the place of an earlier one, or else at its end."""
-    # The section is between a start mark and the next end mark, with no other start mark between them.
+    # The section is between a start mark and the next end mark,
+    # with no other start mark between them.
     sections = re.compile(
-        f"{re.escape(_START)}(?:(?!{re.escape(_START)}).)*?{re.escape(_END)}", re.S
+        f"{re.escape(START)}(?:(?!{re.escape(START)}).)*?{re.escape(_END)}", re.S
     )
     before, *after = sections.split(text)
-    if not after and _START in text:
+    if not after and START in text:
         warnings.warn(
             f"The section on calibration in {CARD} has lost its end mark. It was left unchanged, and a new section was "
             "added below. Remove the old one by hand.",

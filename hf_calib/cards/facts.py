@@ -26,7 +26,7 @@ from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import DECISIONS
 from hf_calib.metrics import Interval
 from hf_calib.metrics.state import LOGGED_METRICS
-from hf_calib.models.classifier import CONFIG_KINDS, Task, has_weights, task_of
+from hf_calib.models.classifier import CONFIG_KINDS, StoredWeights, Task, task_of
 from hf_calib.models.prompts import PromptTemplate
 from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
 from hf_calib.scaling import FOLDABLE_SCALERS
@@ -109,7 +109,9 @@ _FEW = 6  # The most temperatures that are shown.
 
 @dataclass(frozen=True)
 class Results:
-    """Measurements "before" and "after" calibration, or only the "value" of a model as it is served."""
+    """Measurements "before" and "after" calibration, or only the "value" of a model as it is
+    served.
+    """
 
     columns: Mapping[
         str, Mapping[str, Any]
@@ -193,8 +195,10 @@ class Facts:
         rows["calibration"] = {"n": n_fitted} | rows.get(
             "calibration", {"split": self.record.get("split")}
         )
+        # Without results there are no numbers that are of any rows.
+        of_test = rows.pop("test", {})
         if self.results is not None:
-            rows["test"] = {**rows.get("test", {}), **self.results.about}
+            rows["test"] = {**of_test, **self.results.about}
         uses = {
             "train": "the weights",
             "gammas": "the loss's gammas",
@@ -209,17 +213,20 @@ class Facts:
 def read_facts(folder: Path) -> Facts:
     """The facts in config.json, calibration.json, the report and decisions.json.
 
-    A file that is unreadable, or about other weights, is left out with a warning, so that a run ends with its card.
+    A file that is unreadable, or about other weights, is left out with a warning, so that a run
+    ends with its card.
     """
     config = _json(folder / CONFIG_NAME, CONFIG_KINDS)
     recorded = recorded_in(config)
     record = _record(folder, recorded) or recorded
-    weights = record.get("fingerprint")
-    if weights is not None and not has_weights(folder, weights):
+    weights = StoredWeights(folder)
+    wanted = record.get("fingerprint")
+    if wanted is not None and not weights.have(wanted):
         _left_out(f"{MAP_NAME}, which is about other weights", "Calibrate this model.")
         recorded = {}
         record = {}
-    # The config comes first: it belongs to the weights. A calibrator that does not fold may be next to folded ones.
+    # The config comes first: it belongs to the weights.
+    # A calibrator that does not fold may be next to folded ones.
     is_in_weights = bool(recorded.get("folded", record.get("folded")))
     return Facts(
         config,
@@ -227,8 +234,8 @@ def read_facts(folder: Path) -> Facts:
         folded=is_in_weights and _method(record) in FOLDABLE_SCALERS,
         task=task_of(config),
         prompt=PromptTemplate.of(config),
-        results=_reported(folder, record) or _streamed(record),
-        decisions=_decisions(folder, record.get("fingerprint")),
+        results=_reported(weights, record) or _streamed(record),
+        decisions=_decisions(weights, record.get("fingerprint")),
     )
 
 
@@ -238,7 +245,9 @@ def _method(record: Mapping[str, Any]) -> Any:
 
 
 def _record(folder: Path, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The calibration.json, if its calibrator can be loaded and is, where it is folded, that of the weights."""
+    """The calibration.json, if its calibrator can be loaded and is, where it is folded,
+    that of the weights.
+    """
     record = _json(folder / MAP_NAME, RECORD_KINDS, MOST_BYTES_OF_A_MAP)
     try:
         if record:
@@ -250,14 +259,15 @@ def _record(folder: Path, recorded: Mapping[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
+def _reported(weights: StoredWeights, record: Mapping[str, Any]) -> Results | None:
+    folder = weights.folder
     report = _json(folder / REPORT_FOLDER / "report.json", REPORT_KINDS)
     if not report:
         return None
-    weights = report["about"].get("fingerprint")
-    is_known = weights == record.get("fingerprint")
+    wanted = report["about"].get("fingerprint")
+    is_known = wanted == record.get("fingerprint")
     if not record:
-        is_known = weights is None or has_weights(folder, weights)
+        is_known = wanted is None or weights.have(wanted)
     if not is_known:
         way_out = "Measure these weights: hf-calib calibrate, or hf-calib evaluate FOLDER --output FOLDER/calibration."
         _left_out(
@@ -298,15 +308,17 @@ def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {key: metrics[key] for key in keys if metrics[key]["value"] is not None}
 
 
-def _decisions(folder: Path, weights: str | None) -> str | None:
+def _decisions(weights: StoredWeights, known: str | None) -> str | None:
+    folder = weights.folder
     if not (folder / DECISIONS).is_file():
         return None
     try:
         decisions = Decisions.from_pretrained(folder)
         own = decisions.fingerprint
-        if weights is None and own is not None and not has_weights(folder, own):
-            weights = ""  # They are others.
-        decisions.check_weights(weights)
+        if known is None and own is not None and not weights.have(own):
+            # No fingerprint is empty, so the weights are refused as others.
+            known = ""
+        decisions.check_weights(known)
     except InputError as error:
         _left_out(
             f"{DECISIONS}: {error}", "Run hf-calib decide again, or remove the file."

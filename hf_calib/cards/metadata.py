@@ -1,4 +1,6 @@
-"""The metadata of a model card: what the Hub's own checklist asks for, and the results as a model-index."""
+"""The metadata of a model card: what the Hub's own checklist asks for,
+and the results as a model-index.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def _names(value: str | Sequence[str] | None) -> list[str]:
 
 
 def _datasets(given: Sequence[str], facts: Facts) -> list[str] | None:
-    """Names of datasets, with their owners from the splits, which the Trainer's own card leaves out."""
+    """Names of datasets, with their owners from the splits,
+    which the Trainer's own card leaves out.
+    """
     used = (facts.record.get("data") or {}).values()
     known = [rows["name"] for rows in used if "/" in rows.get("name", "")]
     owned = {name.split("/")[1]: name for name in known}
@@ -117,7 +121,9 @@ def _datasets(given: Sequence[str], facts: Facts) -> list[str] | None:
 def _eval_results(
     facts: Facts, results: Results, datasets: Sequence[str]
 ) -> list[EvalResult]:
-    """Results of the model as it is served under the metrics' names, then of its other state under longer names."""
+    """Results of the model as it is served under the metrics' names,
+    then of its other state under longer names.
+    """
     served = (
         "value" if "value" in results.columns else "after" if facts.folded else "before"
     )

@@ -1,4 +1,6 @@
-"""`hf-calib calibrate`: a calibrator fitted on held-out rows, and a calibrated model or calibrated predictions."""
+"""`hf-calib calibrate`: a calibrator fitted on held-out rows,
+and a calibrated model or calibrated predictions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from hf_calib._text import counted, is_hub_name
 from hf_calib.commands.output import (
     check_holds_no_others,
     check_holds_no_results,
-    on_lost_rule,
+    earlier_results,
+    on_removed,
+    refresh_card,
     results,
 )
 from hf_calib.commands.source import (
@@ -28,7 +32,6 @@ from hf_calib.commands.source import (
     check_kind,
     open_source,
 )
-from hf_calib.decisions.saved import rule_files
 from hf_calib.predictions.formats import write_calibrated
 from hf_calib.predictions.predictions import (
     SINGLE_LABEL,
@@ -110,7 +113,9 @@ class Calibration:
 
     @property
     def lines(self) -> list[Any]:
-        """The report before and after, the fitted parameters, and the rows that they were fitted on."""
+        """The report before and after, the fitted parameters,
+        and the rows that they were fitted on.
+        """
         details = [each for each in self.chosen.values() if each is not None]
         for name, value in self.numbers.items():
             if isinstance(value, float):
@@ -147,10 +152,12 @@ class Calibration:
 
 
 def run(options: Calibrate, running: Running) -> Calibration:
-    """Fit a calibrator on held-out rows; fold it into the model's head for a plain pipeline, or calibrate predictions.
+    """Fit a calibrator on held-out rows; fold it into the model's head for a plain pipeline,
+    or calibrate predictions.
 
-    A calibrator that does not fold, or whose bias the head would lose, is saved next to the unchanged model, for
-    `hf_calib.pipeline`. A model that has a calibrator in its head already is unfolded first.
+    A calibrator that does not fold, or whose bias the head would lose, is saved next to the
+    unchanged model, for `hf_calib.pipeline`. A model that has a calibrator in its head already is
+    unfolded first.
     """
     check_output(options.output)
 
@@ -163,12 +170,12 @@ def run(options: Calibrate, running: Running) -> Calibration:
     are_few = source.size()[1] <= options.fit_on and source.kind is not TOKENS
     if options.test_data is not None and are_few:
         options.check_unused("rows that are drawn")
-    had_rule = bool(rule_files(options.output))
+    earlier = earlier_results(options.output)
     if isinstance(source, ModelSource):
         done = calibrate_model(source, options)
     else:
         done = calibrate_files(source, options)
-    done.notes[:0] = on_lost_rule(options.output, had_rule)
+    done.notes[:0] = on_removed(options.output, earlier)
     return done
 
 
@@ -177,7 +184,8 @@ def run(options: Calibrate, running: Running) -> Calibration:
 
 def make_scaler(options: Calibrate, kind: LabelKind, default: str = "auto") -> Any:
     """The unfitted scaler of a method that goes with such labels, and with a model or predictions."""
-    # A pipeline gives tokens the score of their tag only, which is too little to check another calibrator by.
+    # A pipeline gives tokens the score of their tag only,
+    # which is too little to check another calibrator by.
     folds_only = options.data is not None and kind is not SINGLE_LABEL
     known = [name for name in kind.maps if name in FOLDABLE_SCALERS or not folds_only]
     criterion = options.criterion
@@ -283,7 +291,8 @@ def fit_and_report(
     reported = roles.reported
     n_fitted = len(roles.fitted_on)
     rows = counted(n_fitted, "row")
-    # The numbers that stand for 0 differ before and after a map, and would be the change of the NLL.
+    # The numbers that stand for 0 differ before and after a map,
+    # and would be the change of the NLL.
     reported.check_labels_are_possible("report on")
     source.running.stages(f"fitting on {rows}, measuring {len(reported):,}")
     warned = roles.fitted_on.fit_calibrator(scaler)
@@ -344,7 +353,9 @@ def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
 
 
 def _check_files(source: FileSource, options: Calibrate, scaler: Any) -> None:
-    """Raise where options do not go with the calibrator, or a file that is read or a model would be written over."""
+    """Raise where options do not go with the calibrator,
+    or a file that is read or a model would be written over.
+    """
     output = options.output
     # Whoever reads that folder later would read the calibrated rows as further ones.
     place = output.resolve()
@@ -367,10 +378,12 @@ def _check_files(source: FileSource, options: Calibrate, scaler: Any) -> None:
 
 
 def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
-    """Fit a scaler, and save the model with it and the report, if a pipeline then gives the calibrated probabilities.
+    """Fit a scaler, and save the model with it and the report,
+    if a pipeline then gives the calibrated probabilities.
 
     Raises:
-        ValueError: if a calibrator in the head cannot be undone, or the model or the scaler cannot be folded.
+        ValueError: if a calibrator in the head cannot be undone, or the model or the scaler cannot
+            be folded.
         RuntimeError: if the difference is more than rounding; the folder is then unchanged.
     """
     from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
@@ -424,7 +437,8 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         about["base_model"] = source.model
     plain = standalone_copy(model)
     plain.config.calibration = {**training, **fitting}
-    # Of tokens a pipeline gives the score of the tag only, by which no calibrator next to the model can be checked.
+    # Of tokens a pipeline gives the score of the tag only,
+    # by which no calibrator next to the model can be checked.
     is_lost = loses_bias and kind is not TOKENS and saved_map.has_bias(scaler)
     done.folded = done.method in FOLDABLE_SCALERS and not is_lost
     with whole_folder(options.output, replace_model) as folder:
@@ -443,7 +457,7 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         done.report = replace(done.report, about=on)
         done.report.save(folder / "calibration")
     done.served_difference = difference
-    done.notes = [*undone, *done.notes]
+    done.notes = [*undone, *done.notes, *refresh_card(options.output)]
     return done
 
 
@@ -456,7 +470,9 @@ def _write(
     *,
     folds: bool,
 ) -> tuple[str, float]:
-    """The fingerprint of the saved weights, and the largest difference of a served probability of the first rows."""
+    """The fingerprint of the saved weights, and the largest difference of a served probability of
+    the first rows.
+    """
     import transformers
 
     from hf_calib.export.folder import write_folded

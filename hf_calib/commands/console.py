@@ -9,7 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a command without a report: lines, lists of lines to copy, a record for JSON, and warnings."""
+    """The result of a command without a report: lines, lists of lines to copy, a record for JSON,
+    and warnings.
+    """
 
     lines: Sequence[str | list[str]]
     record: Mapping[str, Any]

@@ -114,7 +114,9 @@ def _check_is_own(source: FileSource | ModelSource, output: Path | None) -> None
 
 
 def choose_rule(options: Decide) -> Callable[[Sequence[str]], Rule]:
-    """The unfitted rule that the options ask for, for the names of the classes; an accuracy of 0.95 by default."""
+    """The unfitted rule that the options ask for, for the names of the classes;
+    an accuracy of 0.95 by default.
+    """
     rules = ("accuracy", "costs", "alpha")
     given = [name for name in rules if getattr(options, name) is not None]
     requirement = "the rule to be one of accuracy, costs, alpha"
@@ -235,7 +237,9 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
 
 
 def _unlike(rule: AbstainRule, kept: Interval | None) -> list[str]:
-    """A note where the measured rows break the promise, as it is kept on rows that are like those of the fit."""
+    """A note where the measured rows break the promise,
+    as it is kept on rows that are like those of the fit.
+    """
     if kept is None or kept.high >= rule.accuracy:
         return []
     value, low, high, promised = map(percent, (*kept, rule.accuracy))

@@ -1,7 +1,9 @@
-"""`hf-calib demo`: from real text to a calibrated model in a plain pipeline, in minutes and with no network.
+"""`hf-calib demo`: from real text to a calibrated model in a plain pipeline,
+in minutes and with no network.
 
-The settings were chosen for cross entropy, so that it over-fits visibly and a temperature corrects it; the test split
-shares rows with the one that they were seen on. No setting of focal or adafocal was tuned.
+The settings were chosen for cross entropy, so that it over-fits visibly and a temperature corrects
+it; the test split shares rows with the one that they were seen on. No setting of focal or adafocal
+was tuned.
 """
 
 from __future__ import annotations
@@ -58,9 +60,11 @@ _HOW_TO_READ = (
 
 
 def run(options: Demo, running: Running) -> Done:
-    """Train with three losses, compare them on the test split before and after a temperature, and serve the best one.
+    """Train with three losses, compare them on the test split before and after a temperature,
+    and serve the best one.
 
-    Writes `reliability.png` and the model with the lowest NLL on the calibration split, its temperature folded in.
+    Writes `reliability.png` and the model with the lowest NLL on the calibration split, its
+    temperature folded in.
     """
     model = options.output / "model"
     check_output(model)

@@ -1,4 +1,6 @@
-"""The options of the commands: a dataclass each, which is the command line, the Python call and the documentation."""
+"""The options of the commands: a dataclass each, which is the command line,
+the Python call and the documentation.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ class Rows(Command, Reading):
     n_bins: int = option(_BINS, 15)
 
     def row_sets(self) -> dict[str, RowSet]:
-        """The sets of rows that the options name, by their option; out-of-distribution ones also by their own names."""
+        """The sets of rows that the options name, by their option;
+        out-of-distribution ones also by their own names.
+        """
         found = {}
         for name in ("data", "test_data"):
             data = getattr(self, name, None)
@@ -136,7 +140,9 @@ class Rows(Command, Reading):
         return found
 
     def check_unused(self, need: str) -> None:
-        """Raise if an option is given that has an effect only with what the rows, or the other options, are not."""
+        """Raise if an option is given that has an effect only with what the rows,
+        or the other options, are not.
+        """
         names = self.needs[need].split()
         for each in fields(self):
             given = getattr(self, each.name)
@@ -150,7 +156,9 @@ class Rows(Command, Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Rows):
-    """Report the calibration of a model on labelled texts, tokens or images, or of a file of predictions."""
+    """Report the calibration of a model on labelled texts, tokens or images,
+    or of a file of predictions.
+    """
 
     example = "me/model --data test.csv --output measured"
     first = "data text_column label_column split output by ood_data soft_labels"
@@ -191,7 +199,9 @@ class Measured(Rows):
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrate(Measured):
-    """Fit a calibrator and fold it into the model, for a plain pipeline; or calibrate a file of predictions."""
+    """Fit a calibrator and fold it into the model, for a plain pipeline;
+    or calibrate a file of predictions.
+    """
 
     example = "me/model --data validation.csv --test-data test.csv --output calibrated"
     first = "data text_column label_column split output test_data method"
@@ -213,7 +223,9 @@ class Calibrate(Measured):
 
 @dataclass(frozen=True, kw_only=True)
 class Decide(Measured):
-    """Fit and measure a rule that decides: with a promised accuracy, by costs, or in sets of classes."""
+    """Fit and measure a rule that decides: with a promised accuracy, by costs,
+    or in sets of classes.
+    """
 
     example = "calibrated --data more.csv --accuracy 0.95 --output calibrated"
     first = "data text_column label_column output test_data accuracy costs alpha"
@@ -262,9 +274,11 @@ class Unfold(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Push(Command):
-    """Push a calibrated model to the Hub, in one commit, with its card, which is the folder's README.md.
+    """Push a calibrated model to the Hub, in one commit, with its card,
+    which is the folder's README.md.
 
-    The token is HF_TOKEN, or that of `hf auth login`. To see the card first: hf_calib.cards.write_card(folder).
+    The token is HF_TOKEN, or that of `hf auth login`. To see the card first:
+    hf_calib.cards.write_card(folder).
     """
 
     example = "calibrated me/my-model"
@@ -289,7 +303,9 @@ class Push(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(Command):
-    """Train with three losses on real text, compare them, and serve the calibrated model. No network needed."""
+    """Train with three losses on real text, compare them, and serve the calibrated model.
+    No network needed.
+    """
 
     example = "--output demo_output"
     first = "output epochs max_per_class"
@@ -305,11 +321,14 @@ def evaluate(source: str | Path | Sequence[str], **options: Any) -> CalibrationR
     """Report the calibration of a model on labelled rows, or of predictions: `hf-calib evaluate`.
 
     Args:
-        source: a classifier, on the Hub or in a folder; or files of predictions, a folder, a glob or an address.
-        **options: those of `hf-calib evaluate`, such as data="test.csv", by=["country"], output="measured".
+        source: a classifier, on the Hub or in a folder; or files of predictions, a folder, a glob
+            or an address.
+        **options: those of `hf-calib evaluate`, such as data="test.csv", by=["country"],
+            output="measured".
 
     Raises:
-        InputError: a ValueError or TypeError where source or data are missing, unreadable or do not fit.
+        InputError: a ValueError or TypeError where source or data are missing, unreadable or do not
+            fit.
 
     >>> evaluate("missing.csv")
     Traceback (most recent call last):
@@ -322,29 +341,37 @@ def evaluate(source: str | Path | Sequence[str], **options: Any) -> CalibrationR
 def calibrate(
     source: str | Path | Sequence[str], output: str | Path, **options: Any
 ) -> Calibration:
-    """Fit a calibrator on held-out rows, and fold it into a model or calibrate predictions: `hf-calib calibrate`.
+    """Fit a calibrator on held-out rows, and fold it into a model or calibrate predictions:
+    `hf-calib calibrate`.
 
     Args:
-        source: a classifier, on the Hub or in a folder; or files of predictions, a folder, a glob or an address.
+        source: a classifier, on the Hub or in a folder; or files of predictions, a folder, a glob
+            or an address.
         output: the folder for the calibrated model, or for calibrated predictions.
-        **options: those of `hf-calib calibrate`, such as data="validation.csv", method="temperature".
+        **options: those of `hf-calib calibrate`, such as data="validation.csv",
+            method="temperature".
 
     Raises:
         InputError: a ValueError or TypeError where model, data or options are wrong.
-        RuntimeError: if a pipeline with the saved model gives other probabilities; output is then not made.
+        RuntimeError: if a pipeline with the saved model gives other probabilities; output is then
+            not made.
     """
     return _done(Calibrate, source=source, output=output, **options)
 
 
 def decide(source: str | Path | Sequence[str], **options: Any) -> Decided:
-    """Fit a rule, a promised accuracy, costs or sets, and measure it on other rows: `hf-calib decide`.
+    """Fit a rule, a promised accuracy, costs or sets, and measure it on other rows:
+    `hf-calib decide`.
 
     Args:
-        source: a classifier of sequences or images, on the Hub or in a folder; or files of predictions.
-        **options: those of `hf-calib decide`, such as data="more.csv", accuracy=0.95, output="calibrated".
+        source: a classifier of sequences or images, on the Hub or in a folder; or files of
+            predictions.
+        **options: those of `hf-calib decide`, such as data="more.csv", accuracy=0.95,
+            output="calibrated".
 
     Raises:
-        InputError: a ValueError or TypeError where source, data or options are wrong, or the rows too few.
+        InputError: a ValueError or TypeError where source, data or options are wrong, or the rows
+            too few.
     """
     return _done(Decide, source=source, **options)
 

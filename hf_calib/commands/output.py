@@ -1,11 +1,16 @@
-"""What an output folder holds of earlier commands: no result stays next to those for other probabilities."""
+"""What an output folder holds of earlier commands: no result stays next to those for other
+probabilities.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from hf_calib._errors import check, few
-from hf_calib.decisions.saved import CALIBRATION, DECISIONS, rule_files
+from hf_calib._files import report_files
+from hf_calib.decisions.saved import CALIBRATION, DECISIONS, RULE_REPORT, rule_files
 from hf_calib.predictions.predictions import holds_model
 
 # One of them is written, of arrays or of tables.
@@ -21,12 +26,43 @@ def results(output: Path) -> list[Path]:
     return found
 
 
-def on_lost_rule(output: Path, had_rule: bool) -> list[str]:
-    """A note where a folder had a rule, and a command has removed it."""
-    if not had_rule or rule_files(output):
+def earlier_results(output: Path) -> list[Path]:
+    """The rule in a folder, and the reports on it and on a model there."""
+    return [*rule_files(output), *report_files(output)]
+
+
+def on_removed(output: Path, earlier: Sequence[Path]) -> list[str]:
+    """A note on results for other probabilities that are there no longer."""
+    named = (DECISIONS, f"{RULE_REPORT}/report.json", "report.json")
+    lost = {
+        path.relative_to(output).as_posix() for path in earlier if not path.exists()
+    }
+    found = [name for name in named if name in lost]
+    if not found:
         return []
-    note = f"The rule of {DECISIONS} in {output}, and the report on it, are removed, "
-    return [note + "as they are for other probabilities. Run hf-calib decide again."]
+    return [
+        f"Removed from {output}: {', '.join(found)}, for other probabilities than those of now. "
+        "Run hf-calib decide or evaluate again."
+    ]
+
+
+def write_card_anew(folder: Path, **about: str) -> list[str]:
+    """Write the card of a model's folder, and return the warnings."""
+    from hf_calib.cards import write_card
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        write_card(folder, **about)
+    return [str(each.message) for each in caught]
+
+
+def refresh_card(output: Path) -> list[str]:
+    """Write a card anew that has a section on an earlier calibration, and return the warnings."""
+    from hf_calib.cards.card import CARD, START
+
+    card = output / CARD
+    is_ours = card.is_file() and START in card.read_text("utf-8", errors="replace")
+    return write_card_anew(output) if is_ours else []
 
 
 def _is_calibrated(output: Path) -> bool:
@@ -38,7 +74,8 @@ def _is_calibrated(output: Path) -> bool:
 def check_holds_no_others(output: Path) -> None:
     """Raise if calibrated predictions would replace, or stand next to, a file of the user's."""
     names = [name for name in PREDICTIONS if (output / name).exists()]
-    is_own = not names or _is_calibrated(output)
+    # A calibration writes one of them.
+    is_own = not names or (_is_calibrated(output) and len(names) == 1)
     requirement = "output to hold no predictions but those of an earlier calibrate"
     way_out = "name another folder"
     check(is_own, requirement, f"{output} with {few(names)}", way_out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +13,10 @@ from hf_calib._errors import InputError, check, few
 from hf_calib._hub import check_destination, with_owner
 from hf_calib._records import read_json
 from hf_calib._text import counted
-from hf_calib.cards import write_card
 from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands.console import Done
+from hf_calib.commands.output import write_card_anew
 from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import DECISIONS, OUTDATED
 from hf_calib.export.folder import (
@@ -29,7 +28,12 @@ from hf_calib.export.folder import (
 )
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
-from hf_calib.models.classifier import CONFIG_KINDS, has_weights, load_trained, task_of
+from hf_calib.models.classifier import (
+    CONFIG_KINDS,
+    StoredWeights,
+    load_trained,
+    task_of,
+)
 from hf_calib.models.prompts import KEY as PROMPT
 from hf_calib.models.weights import is_in_weights
 from hf_calib.scaling import FOLDABLE_SCALERS
@@ -67,7 +71,9 @@ class _Found:
 
 
 def run(options: Push, running: Running) -> Done:
-    """Push a folder in one commit with its card; a calibrator next to a model is folded in, in a temporary folder."""
+    """Push a folder in one commit with its card; a calibrator next to a model is folded in,
+    in a temporary folder.
+    """
     check_destination(options.repo, options.revision)
     found = _look(options.folder)
     notes = _warned_of(found, options.no_fold)
@@ -97,10 +103,7 @@ def run(options: Push, running: Running) -> Done:
                     f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is."
                 )
         if found.is_calibrated:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", UserWarning)
-                write_card(source, repo_id=with_owner(options.repo))
-            notes += [str(warning.message) for warning in caught]
+            notes += write_card_anew(source, repo_id=with_owner(options.repo))
         running.stages(f"pushing to {options.repo}")
         what = "a calibrated model" if found.is_calibrated else "a model"
         commit: Any = push_folder(
@@ -148,7 +151,9 @@ def run(options: Push, running: Running) -> Done:
 
 
 def _look(folder: Path) -> _Found:
-    """Read what says whether a folder's model is calibrated, and refuse a calibrator of other weights."""
+    """Read what says whether a folder's model is calibrated,
+    and refuse a calibrator of other weights.
+    """
     has_config = (folder / CONFIG).is_file()
     config = read_json(folder / CONFIG, CONFIG_KINDS) if has_config else {}
     if (folder / _REPORT).is_file():
@@ -160,7 +165,7 @@ def _look(folder: Path) -> _Found:
     if recorded.get("folded") and folds:
         check_in_weights(saved, recorded, str(folder))
         weights = saved.about.get("fingerprint") if saved else None
-        are_same = weights is None or has_weights(folder, weights)
+        are_same = weights is None or StoredWeights(folder).have(weights)
         got = f"that of other weights in {folder}"
         way_out = "calibrate this model again, or remove calibration.json"
         check(are_same, "the calibrator to be that of the model", got, way_out)
@@ -177,7 +182,9 @@ def _on_left_rule(folder: Path, made: Path) -> list[str]:
 
 
 def _is_in_weights(folder: Path, config: Mapping[str, Any], saved: Any) -> bool:
-    """Whether the weights have the calibrator, unless it takes adapters or foreign code to load them."""
+    """Whether the weights have the calibrator, unless it takes adapters or foreign code to load
+    them.
+    """
     task = task_of(config)
     is_classifier = task is not None and task.classifier is not None
     is_foreign = "auto_map" in config or (folder / ADAPTER_CONFIG).is_file()
@@ -221,7 +228,9 @@ def _warned_of(found: _Found, no_fold: bool) -> list[str]:
 
 
 def _write_folded(found: _Found, target: Path) -> str:
-    """Write a model with its calibrator folded in, and all other files to push; return why that cannot be, or ""."""
+    """Write a model with its calibrator folded in, and all other files to push;
+    return why that cannot be, or "".
+    """
     folder = found.path
     config = found.config
     saved: Any = found.beside
@@ -252,9 +261,10 @@ def _write_folded(found: _Found, target: Path) -> str:
     rule = _rule_of_served(folder)
     own = None if rule is None else rule.fingerprint
     # The rule may be of weights that were trained since, if the calibrator's file names none.
-    if rule is not None and (own is None or has_weights(folder, own)):
+    if rule is not None and (own is None or StoredWeights(folder).have(own)):
         replace(rule, fingerprint=weights, calibrator=None).save(target)
-    # A report on the model with its calibrator next to it is also one on the model with it folded in.
+    # A report on the model with its calibrator next to it is also one on the model with it folded
+    # in.
     path = target / _REPORT
     if path.is_file():
         report = read_json(path, {"about": dict})

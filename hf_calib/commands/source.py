@@ -1,4 +1,6 @@
-"""A source, files of predictions or a model, and its predictions of every set of rows that a command names."""
+"""A source, files of predictions or a model, and its predictions of every set of rows that a
+command names.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from hf_calib.predictions.predictions import (
     without_query,
 )
 from hf_calib.predictions.reading import Read, read_predictions
-from hf_calib.scaling.saved_map import map_title, method_of
+from hf_calib.scaling.saved_map import MAP_NAME, load_map, map_title, method_of
 
 # Models need torch and transformers, which commands on files of predictions start without.
 if TYPE_CHECKING:
@@ -49,14 +51,17 @@ class Running:
 
     trust_remote_code: bool = False
     progress: OnRows = ignore_rows
-    # Called with a line: the name of a stage as it begins; what a reader has to know before the command ends.
+    # Called with a line: the name of a stage as it begins;
+    # what a reader has to know before the command ends.
     stages: Callable[[str], None] = lambda stage: None
     warn: Callable[[str], None] = lambda line: None
 
 
 @dataclass
 class Source:
-    """Sets of rows by names, "data" and perhaps "test_data" and others, and the predictions of them."""
+    """Sets of rows by names, "data" and perhaps "test_data" and others,
+    and the predictions of them.
+    """
 
     name: str
     sets: dict[str, RowSet]
@@ -165,7 +170,8 @@ class FileSource(Source):
         found = self.read[name].predictions
         if name == "data":
             return found
-        # A map that is fitted to logits is not one of their probabilities, and wrong and correct are not two classes.
+        # A map that is fitted to logits is not one of their probabilities,
+        # and wrong and correct are not two classes.
         rows = self.sets[name]
         wanted = _form(self.predictions(), with_labels=rows.labelled)
         form = _form(found, with_labels=rows.labelled)
@@ -231,11 +237,22 @@ class ModelSource(Source):
     def _find_calibrator(self) -> None:
         """Find the calibrator that is served with the model, and note where it is missing."""
         from hf_calib.models.pipeline import calibrator_in_use
+        from hf_calib.models.weights import fingerprint
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self.beside = calibrator_in_use(self.model, self.classifier.model)
         self.notes += [str(each.message) for each in caught]
+        # One beside the weights was compared with them; one in the head may be of others, too.
+        self.weights = fingerprint(self.classifier.model)
+        path = Path(self.model, MAP_NAME)
+        if not path.is_file() or self.beside is not None:
+            return
+        named = load_map(path).about.get("fingerprint", self.weights)
+        if named != self.weights:
+            self.notes.append(
+                f"{path} is for other weights than the model has. Calibrate it again."
+            )
 
     @property
     def kind(self) -> LabelKind:
@@ -252,13 +269,11 @@ class ModelSource(Source):
         return self.classifier.logits(self.inputs[name], **self._batches)
 
     def about(self) -> dict[str, Any]:
-        from hf_calib.models.weights import fingerprint
-
         rows = self.sets["data"]
         return {
             **rows.source(),
             "options": rows.options(self.reading),
-            "fingerprint": fingerprint(self.classifier.model),
+            "fingerprint": self.weights,
             **({} if self.cut_at is None else {"cut_at": self.cut_at}),
         }
 
@@ -284,10 +299,11 @@ def open_source(
     *,
     all_columns: bool = False,
 ) -> FileSource | ModelSource:
-    """Read the predictions, or load the model and check every row of all sets; nothing is predicted yet.
+    """Read the predictions, or load the model and check every row of all sets;
+    nothing is predicted yet.
 
-    `check_labels` refuses options that do not fit the kind of the labels, as early as that is known. Of tables, all
-    columns are kept if they are asked for.
+    `check_labels` refuses options that do not fit the kind of the labels, as early as that is
+    known. Of tables, all columns are kept if they are asked for.
     """
     data = options.data
     sets = options.row_sets()
@@ -342,7 +358,9 @@ def _check_apart(sets: Mapping[str, RowSet], places: Mapping[str, set[Any]]) -> 
 
 
 def _check_is_outside(output: Path | None, sources: Sequence[str]) -> None:
-    """Raise if the output lies where all files are read, as it would be read with them the next time."""
+    """Raise if the output lies where all files are read,
+    as it would be read with them the next time.
+    """
     if output is None:
         return
     target = output.resolve()

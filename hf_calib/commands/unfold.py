@@ -11,8 +11,7 @@ from huggingface_hub import snapshot_download
 from hf_calib._errors import InputError
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
-from hf_calib.commands.output import on_lost_rule
-from hf_calib.decisions.saved import rule_files
+from hf_calib.commands.output import earlier_results, on_removed, refresh_card
 from hf_calib.export.folder import (
     LOSS_STATE_NAME,
     PUSHED_LOSS_STATE,
@@ -49,7 +48,8 @@ _OTHER_WEIGHTS = [
     "*.gguf",
     "*.ot",
 ]
-# Neither the model nor what is about the calibrated one is copied. Tokenizers have files of many names.
+# Neither the model nor what is about the calibrated one is copied.
+# Tokenizers have files of many names.
 _ABOUT_IT = [
     "config.json",
     "trainer_state.json",
@@ -61,7 +61,9 @@ _LEFT_OUT = [*_OTHER_WEIGHTS, *_ABOUT_IT, ".*", "_*"]
 
 
 def run(options: Unfold, running: Running) -> Done:
-    """Write a folded model as it was before the fold, with its tokenizer or processor; folding again undoes that."""
+    """Write a folded model as it was before the fold, with its tokenizer or processor;
+    folding again undoes that.
+    """
     source = options.source
     output = options.output
     trusted = options.trust_remote_code
@@ -83,6 +85,7 @@ def run(options: Unfold, running: Running) -> Done:
         if not hasattr(config, "auto_map") and config.architectures:
             kind = getattr(transformers, config.architectures[0], kind)
         model = kind.from_pretrained(folder, dtype="auto", trust_remote_code=trusted)
+    weights = fingerprint(model)
     unfold(model)
     running.stages(f"saving to {output}")
     files = {
@@ -95,8 +98,10 @@ def run(options: Unfold, running: Running) -> Done:
         if (folder / name).is_file():
             files[LOSS_STATE_NAME] = folder / name
     saved = load_map(folder) if MAP_NAME in files else None
-    map_kept = saved is not None and _was_folded(saved, config)
-    had_rule = bool(rule_files(output))
+    # Another head is refused; other layers may have been trained since the fold.
+    are_same = saved is None or saved.about.get("fingerprint", weights) == weights
+    map_kept = saved is not None and are_same and _was_folded(saved, config)
+    earlier = earlier_results(output)
     with whole_folder(output, replace_model) as made:
         model.save_pretrained(made)
         if saved is not None and map_kept:
@@ -106,16 +111,24 @@ def run(options: Unfold, running: Running) -> Done:
             save_map(scaler, made, {**about, **of_weights})
         copy_files(files, made, _LEFT_OUT)
     lines = ["The weights are those from before the fold, bit for bit."]
-    if saved is not None and not map_kept:
+    if not are_same:
+        lines = [
+            "The head is that from before the fold, bit for bit. Other weights have changed since, "
+            f"for which the calibrator in {MAP_NAME} was not fitted. It is left out."
+        ]
+    elif saved is not None and not map_kept:
         lines.append(
             f"The calibrator in {MAP_NAME} is not the one of the fold, and is left out."
         )
     record = {"map_kept": map_kept, "output": str(output)}
-    return Done(lines, record, on_lost_rule(output, had_rule))
+    notes = [*on_removed(output, earlier), *refresh_card(output)]
+    return Done(lines, record, notes)
 
 
 def _was_folded(saved: SavedMap, config: Any) -> bool:
-    """Whether a calibrator is that of the weights; another one was fitted to them, and is not one of the unfolded."""
+    """Whether a calibrator is that of the weights; another one was fitted to them,
+    and is not one of the unfolded.
+    """
     if method_of(saved.scaler) not in FOLDABLE_SCALERS:
         return False
     try:

@@ -1,14 +1,18 @@
-"""Datasets for the recipes: loading, selection of columns, the three-way split, images, and a built-in dataset.
+"""Datasets for the recipes: loading, columns, the three-way split, images, and a built-in dataset.
 
-Each step is a function of a `datasets.DatasetDict`. `docstring_dataset()` returns the same form without a network:
+Each step is a function of a `datasets.DatasetDict`. `docstring_dataset()` returns the same form
+without a network:
 
-    dataset = load_splits("ag_news")                        # from the Hub, files or an image folder
-    dataset = choose_columns(dataset, text_column="text")   # -> columns "text" and "label" (a ClassLabel)
-    dataset = split_calibration(dataset, size=0.1, seed=0)  # -> train, calibration, test; see also draw_test
+    # From the Hub, files or an image folder; then the columns "text" and "label", a ClassLabel;
+    # then train, calibration and test, see also `draw_test`.
+    dataset = load_splits("ag_news")
+    dataset = choose_columns(dataset, text_column="text")
+    dataset = split_calibration(dataset, size=0.1, seed=0)
     dataset = limit_samples(dataset, max_train_samples=1000)
 
-For tagged sentences use `load_tagged`, `choose_tokens` and `tokenize_words`. With `choose_columns(...,
-multi_label=True)` each row has a list of labels, which `multi_hot` converts to floats for a trainer.
+For tagged sentences use `load_tagged`, `choose_tokens` and `tokenize_words`. With
+`choose_columns(..., multi_label=True)` each row has a list of labels, which `multi_hot` converts to
+floats for a trainer.
 """
 
 from hf_calib.data.arguments import DataArguments as DataArguments

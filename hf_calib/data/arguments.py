@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
@@ -27,7 +27,8 @@ from hf_calib.data.splits import draw_test, limit_samples, split_calibration
 from hf_calib.metrics.checks import check_integer, check_names, check_type
 
 BUILT_IN = "docstrings"
-_HELD_OUT = 0.2  # For a single file.
+# The share of a single file that is held out to test on.
+_HELD_OUT = 0.2
 _OF_LABELS = (
     "label_column",
     "class_names",
@@ -81,7 +82,8 @@ class DataArguments:
         "Split to hold them out of; AdaFocal uses test of ImageNet.", "train"
     )
     test_size: float | None = option(
-        "Draw a new test set of train and test, by a fraction or a number of rows; 0.2 of a train_file alone."
+        "Draw a new test set of train and test, by a fraction or a number of rows; "
+        "0.2 of a train_file alone."
     )
     split_seed: int = option(
         "Seed of the splits; keep it for all runs that are compared.", 0
@@ -98,9 +100,10 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         check_integer("split_seed", self.split_seed, 0, "the default is 0")
-        rows_or_share("calibration_size", self.calibration_size)
+        # A command line makes floats of numbers of rows.
+        self.calibration_size = rows_or_share("calibration_size", self.calibration_size)
         if self.test_size is not None:
-            rows_or_share("test_size", self.test_size)
+            self.test_size = rows_or_share("test_size", self.test_size)
         for name, value in vars(self).items():
             if name.startswith("max_") and value is not None:
                 check_integer(name, value, 1, "leave it out for all")
@@ -110,114 +113,101 @@ class DataArguments:
 
     def _check_all_are_read(self) -> None:
         """Raise for options that others make ineffective."""
+        # Who names a split that is not read believes that the numbers are of it.
         is_file = self.train_file is not None
         is_built_in = not is_file and self.dataset == BUILT_IN
         is_folder = not is_file and os.path.isdir(self.dataset or "")
-        ood_data = self.ood_data or []
+        are_files = all(names_a_file(source) for source in self.ood_data or ())
         of_the_hub = ("dataset_config", "dataset_revision", "test_split")
         of_several = ("label_columns", "label_separator", "no_label")
+        of_one_column = ("label_column", "label_separator", "no_label")
         of_columns = ["label_column", "class_names"]
-        if not ood_data:
+        # The inputs of ood_data are read from these columns also next to the built-in dataset.
+        if not self.ood_data:
             of_columns += ["text_column", "image_column"]
-        unread = {
-            "with train_file": of_the_hub if is_file else (),
-            "without train_file": () if is_file else ("calibration_file", "test_file"),
-            "with calibration_file": ("calibration_size", "calibration_from")
-            if self.calibration_file
-            else (),
-            f"for dataset {BUILT_IN!r}": (*of_the_hub, *of_columns)
-            if is_built_in
-            else (),
-            "for a folder": ("dataset_revision",) if is_folder else (),
-            "without multi_label": () if self.multi_label else of_several,
-            "with label_columns": ("label_column", *of_several[1:])
-            if self.label_columns
-            else (),
-            "without a dataset in ood_data": ("ood_split",)
-            if all(map(names_a_file, ood_data))
-            else (),
-        }
-        for case, names in unread.items():
-            check_left_out(self, names, case)
+        held_out = ("calibration_size", "calibration_from")
+        rules: list[tuple[bool, str, Sequence[str]]] = [
+            (is_file, "with train_file", of_the_hub),
+            (not is_file, "without train_file", ("calibration_file", "test_file")),
+            (bool(self.calibration_file), "with calibration_file", held_out),
+            (is_built_in, f"for dataset {BUILT_IN!r}", (*of_the_hub, *of_columns)),
+            (is_folder, "for a folder", ("dataset_revision",)),
+            (not self.multi_label, "without multi_label", of_several),
+            (bool(self.label_columns), "with label_columns", of_one_column),
+            (are_files, "without a dataset in ood_data", ("ood_split",)),
+        ]
+        for holds, case, names in rules:
+            if holds:
+                check_left_out(self, names, case)
 
 
 def check_left_out(args: DataArguments, names: Iterable[str], case: str) -> None:
-    """Raise if an option that is not read in this case is given, other than as its default or empty."""
+    """Raise if an option that is not read in this case is given, other than by its default."""
     defaults = {each.name: each.default for each in fields(args)}
     for name in names:
         given = getattr(args, name)
-        check(
-            not given or given == defaults[name],
-            f"{name} to be left out {case}, where it has no effect",
-            repr(given),
-            f"if it is of a configuration, override it by {defaults[name] or ''!r}",
-        )
+        default = defaults[name] or ""
+        requirement = f"{name} to be left out {case}, where it has no effect"
+        way_out = f"if it is of a configuration, override it by {default!r}"
+        is_left_out = not given or given == default
+        check(is_left_out, requirement, repr(given), way_out)
 
 
 def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
-    """Load the splits train, calibration and test, with columns `text` and `label`, or `image`, `label` and `row`.
+    """Load the splits train, calibration and test, with columns `text` and `label`.
 
-    The column `row` is the place of an image, such as "row 17 of train", for errors when it is decoded later. Raise
-    ValueError if data are missing, unreadable or empty, or do not fit.
+    For images: `image`, `label` and `row`, the place of an image, such as "row 17 of train", for
+    errors when it is decoded later. Raise ValueError if data are missing, unreadable or empty, or
+    do not fit.
     """
-    test_size, one_file = args.test_size, bool(args.train_file and not args.test_file)
+    kind = "images" if images else "texts"
     unread = "text_column" if images else "image_column"
-    check_left_out(args, [unread], f"for {'images' if images else 'texts'}")
-    if args.multi_label:  # Data are not loaded yet.
+    # The recipes for texts and for images share these arguments.
+    check_left_out(args, [unread], f"for {kind}")
+    is_built_in = args.train_file is None and args.dataset == BUILT_IN
+    # These are known before data are loaded.
+    if args.multi_label:
         way_out = "leave one of the two out"
-        is_read = args.train_file is not None or args.dataset != BUILT_IN
-        check(
-            is_read,
-            f"dataset {BUILT_IN!r} to be used with one label per row",
-            "multi_label",
-            way_out,
-        )
-        check(
-            not args.ood_data,
-            "ood_data to be used with one label per row",
-            "multi_label",
-            way_out,
-        )
-    if one_file and test_size is None:
+        requirement = f"dataset {BUILT_IN!r} to be used with one label per row"
+        check(not is_built_in, requirement, "multi_label", way_out)
+        requirement = "ood_data to be used with one label per row"
+        check(not args.ood_data, requirement, "multi_label", way_out)
+    is_one_file = bool(args.train_file and not args.test_file)
+    test_size = args.test_size
+    if is_one_file and test_size is None:
         test_size = _HELD_OUT
         warnings.warn(
-            f"There is no test_file, so {_HELD_OUT:.0%} of the rows of train_file are held out to test on. "
-            "Name a test_file, or set test_size.",
+            f"There is no test_file, so {_HELD_OUT:.0%} of the rows of train_file are held out to "
+            "test on. Name a test_file, or set test_size.",
             stacklevel=2,
         )
-    if args.dataset == BUILT_IN and args.train_file is None and not images:
+    if is_built_in and not images:
         dataset = docstring_dataset(seed=args.split_seed)
     else:
+        stored = splits_of(args, None if is_one_file else args.test_split)
         of_labels = {name: getattr(args, name) for name in _OF_LABELS}
-        dataset = splits_of(args, test_split=None if one_file else args.test_split)
-        dataset = choose_columns(dataset, **of_labels, **_input_column(args, images))
-        if images:
-            dataset = DatasetDict(
-                {name: _checked_images(split, name) for name, split in dataset.items()}
-            )
+        dataset = choose_columns(stored, **of_labels, **_input_column(args, images))
+    if images:
+        for name, split in dataset.items():
+            dataset[name] = _checked_images(split, name)
+    # The test rows are drawn first, so that their number does not depend on the calibration's.
     if test_size is not None:
-        dataset = draw_test(
-            dataset,
-            size=rows_or_share("test_size", test_size),
-            seed=args.split_seed,
-        )
+        dataset = draw_test(dataset, size=test_size, seed=args.split_seed)
     return held_out(dataset, args)
 
 
 def splits_of(args: DataArguments, test_split: str | None) -> DatasetDict:
     """Load the splits without changing them."""
-    source = (
-        None if args.train_file else args.dataset
-    )  # A file overrides the config's name.
-    given = {
-        f"{role}_file": getattr(args, f"{role}_file")
-        for role in ("train", "calibration", "test")
-    }
-    of_the_hub = {
-        "dataset_config": args.dataset_config,
-        "revision": args.dataset_revision,
-    }
-    return load_splits(source, test_split=test_split, **of_the_hub, **given)
+    return load_splits(
+        # A file overrides the dataset of a configuration.
+        None if args.train_file else args.dataset,
+        dataset_config=args.dataset_config,
+        revision=args.dataset_revision,
+        test_split=test_split,
+        train_file=args.train_file,
+        calibration_file=args.calibration_file,
+        test_file=args.test_file,
+    )
 
 
 def held_out(
@@ -226,55 +216,59 @@ def held_out(
     """Return the splits with one for calibration, each with at most the given number of rows."""
     dataset = split_calibration(
         dataset,
-        size=rows_or_share("calibration_size", args.calibration_size),
+        size=args.calibration_size,
         seed=args.split_seed,
         stratify=stratify,
         source=args.calibration_from,
     )
-    limits = {
-        name: value for name, value in vars(args).items() if name.startswith("max_")
-    }
-    return limit_samples(dataset, **limits, seed=args.split_seed)
+    return limit_samples(
+        dataset,
+        max_train_samples=args.max_train_samples,
+        max_calibration_samples=args.max_calibration_samples,
+        max_test_samples=args.max_test_samples,
+        seed=args.split_seed,
+    )
 
 
 def load_ood(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]:
     """Load the inputs of `ood_data` by name, each with the column `text`, or `image` and `row`.
 
-    A file or folder is named by the last two parts of its path, or by more if two names would be equal. Raise
-    ValueError if data are missing, unreadable or empty, have no such column, or are given twice.
+    A file or folder is named by the last two parts of its path, or by more if two names would be
+    equal. Raise ValueError if data are missing, unreadable or empty, have no such column, or are
+    given twice.
     """
-    found, sources = {}, args.ood_data or []
+    sources = args.ood_data or []
     roles = ("train_file", "calibration_file", "test_file")
     files = {name: getattr(args, name) for name in roles if getattr(args, name)}
+    # Inputs that the model was trained on cannot show how it meets others.
     for source in sources:
         check_different_files({**files, "ood_data": source})
+    found = {}
     for source, name in zip(sources, short_names(sources), strict=True):
         rows = load_rows(source, split=args.ood_split, argument="ood_data")
-        inputs = choose_inputs(rows, name=source, **_input_column(args, images))
-        found[name] = _checked_images(inputs, name) if images else inputs
+        found[name] = choose_inputs(rows, name=source, **_input_column(args, images))
+        if images:
+            found[name] = _checked_images(found[name], name)
     return found
 
 
 def _input_column(args: DataArguments, images: bool) -> dict[str, Any]:
-    return (
-        {"image_column": args.image_column}
-        if images
-        else {"text_column": args.text_column}
-    )
+    if images:
+        return {"image_column": args.image_column}
+    return {"text_column": args.text_column}
 
 
 def _checked_images(rows: Dataset, name: str) -> Dataset:
-    """Add the rows' names; raise for an unreadable image, and print how images that are not RGB are converted."""
-    if note := conversion_note(check_images(rows, name), name):
+    """Add the rows' names; raise for an unreadable image, and warn of those that are not RGB."""
+    note = conversion_note(check_images(rows, name), name)
+    if note:
         warnings.warn(note, stacklevel=3)
-    places = Dataset.from_dict(
-        {"row": [f"row {number} of {name}" for number in range(len(rows))]}
-    )
-    return concatenate_datasets([rows, places], axis=1)
+    places = [f"row {number} of {name}" for number in range(len(rows))]
+    return concatenate_datasets([rows, Dataset.from_dict({"row": places})], axis=1)
 
 
 def rows_or_share(name: str, size: Any) -> float | int:
-    """Return a size for the splits: a fraction in (0, 1), or a number of rows, which a command line makes a float.
+    """Return a size for the splits: a fraction in (0, 1), or a number of rows as an integer.
 
     >>> rows_or_share("test_size", 0.2), rows_or_share("test_size", 2000.0)
     (0.2, 2000)
@@ -282,7 +276,7 @@ def rows_or_share(name: str, size: Any) -> float | int:
     way_out = "0.1 is a tenth of the rows, and 100 are 100 rows"
     is_number = isinstance(size, Real) and not isinstance(size, bool)
     check_type(is_number, f"{name} to be a number", repr(size), way_out)
-    # 1.0 may be meant as all rows.
+    # 1.0 may be meant as all rows, and 1 as one: both are refused.
     is_count = isinstance(size, Integral) or (size > 1 and float(size).is_integer())
     fits = 0 < size < 1 or (is_count and size >= 2)
     requirement = f"{name} to be a fraction below 1, or a number of rows from 2"
@@ -291,22 +285,23 @@ def rows_or_share(name: str, size: Any) -> float | int:
 
 
 def label_maps(dataset: DatasetDict) -> dict[str, Any]:
-    """Return `num_labels`, `id2label`, `label2id` and, with several labels per row, `problem_type` for a config."""
+    """Return `num_labels`, `id2label` and `label2id` for a config.
+
+    With several labels per row, also `problem_type`.
+    """
     train = dataset["train"]
-    several = has_several_labels(train)
-    names = (
-        train.features["label"].feature if several else train.features["label"]
-    ).names
-    return maps_of(names) | (
-        {"problem_type": "multi_label_classification"} if several else {}
-    )
+    feature = train.features["label"]
+    if not has_several_labels(train):
+        return maps_of(feature.names)
+    # Otherwise transformers guesses from the dtype of the labels, at the first training step.
+    problem = {"problem_type": "multi_label_classification"}
+    return maps_of(feature.feature.names) | problem
 
 
 def maps_of(names: list[str]) -> dict[str, Any]:
     """Return the entries of a config about its classes."""
-    label2id = {name: i for i, name in enumerate(names)}
     return {
         "num_labels": len(names),
         "id2label": dict(enumerate(names)),
-        "label2id": label2id,
+        "label2id": {name: i for i, name in enumerate(names)},
     }

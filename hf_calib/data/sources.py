@@ -16,16 +16,27 @@ from datasets.exceptions import DatasetGenerationError
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
 from hf_calib._files import identity
 
-# Without `keep_default_na=False` the texts "NA", "null" and "None" and empty texts would become missing values.
-_CSV: dict[str, object] = {"keep_default_na": False}
-_READERS: dict[str, tuple[str, dict[str, object]]] = {
-    ".csv": ("csv", _CSV),
-    ".tsv": ("csv", {**_CSV, "sep": "\t"}),
+# Otherwise the texts "NA", "null" and "None" and empty texts would become missing values.
+_AS_WRITTEN = {"keep_default_na": False}
+# The reader of `datasets` and its options, by the ending of a file.
+_READERS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".csv": ("csv", _AS_WRITTEN),
+    ".tsv": ("csv", {**_AS_WRITTEN, "sep": "\t"}),
     ".json": ("json", {}),
     ".jsonl": ("json", {}),
     ".parquet": ("parquet", {}),
 }
+# Parts of what `datasets` says of an empty json file, and of a csv file with names only.
 _OF_NO_ROWS = ("corresponds to no data", "at least one example")
+# The errors of broken or missing files, of the Hub, and of readers.
+_UNLOADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    ImportError,
+    RuntimeError,
+    DatasetGenerationError,
+)
 _CALIBRATION_NAMES = ("calibration", "validation", "valid", "val", "dev")
 
 
@@ -40,80 +51,89 @@ def load_splits(
     test_file: str | PathLike[str] | None = None,
     cache_dir: str | PathLike[str] | None = None,
 ) -> DatasetDict:
-    """Load train, test and, if there is one, calibration data, with unchanged columns; no code is run.
+    """Load train, test and, if there is one, calibration data, with unchanged columns.
 
-    The calibration data are the first existing split of `calibration`, `validation`, `valid`, `val` and `dev`. If there
-    is none, use `split_calibration`.
+    No code is run. The calibration data are the first existing split of `calibration`,
+    `validation`, `valid`, `val` and `dev`. If there is none, use `split_calibration`.
 
     Args:
-        source: name of a dataset on the Hub, or a local folder of images (`train/CLASS/x.png`, `test/CLASS/y.png`) or
-            of csv, json or parquet files named by split. Pass it or the files.
+        source: name of a dataset on the Hub, or a local folder of images (`train/CLASS/x.png`,
+            `test/CLASS/y.png`) or of csv, json or parquet files named by split. Pass it or the
+            files.
         dataset_config: configuration of a Hub dataset with several configurations.
         revision: branch or commit of a Hub dataset; refs/convert/parquet if main has only a script.
-        test_split: the split that becomes `test`: "validation" if the labels of "test" are withheld, as in GLUE; None
-            if there is none yet (see `draw_test`).
-        train_file: a .csv, .tsv, .json, .jsonl (also with .gz) or .parquet file, like the other two files.
+        test_split: the split that becomes `test`: "validation" if the labels of "test" are
+            withheld, as in GLUE; None if there is none yet (see `draw_test`).
+        train_file: a .csv, .tsv, .json, .jsonl (also with .gz) or .parquet file, like the other two
+            files.
         cache_dir: cache folder of `datasets`, if not the default.
 
     Raises:
-        ValueError: if neither or both are given, or a split or file is missing, unreadable or given twice.
+        ValueError: if neither or both are given, or a split or file is missing, unreadable or given
+            twice.
 
-    >>> load_splits(train_file="missing.csv", test_file="missing.csv")
+    >>> load_splits()
     Traceback (most recent call last):
     ...
-    hf_calib._errors.InputValueError: expected train_file to name an existing file, got missing.csv; check the path
+    hf_calib._errors.InputValueError: expected data to come from source or from files, got neither;
+    give one of the two
     """
-    files = {"train": train_file, "calibration": calibration_file, "test": test_file}
-    given = {role: Path(file) for role, file in files.items() if file is not None}
-    one, got = (source is None) == bool(given), "both" if given else "neither"
-    check(one, "data to come from source or from files", got, "give one of the two")
+    files = {
+        "train_file": train_file,
+        "calibration_file": calibration_file,
+        "test_file": test_file,
+    }
+    given = {name: Path(file) for name, file in files.items() if file is not None}
+    is_one = (source is None) == bool(given)
+    got = "both" if given else "neither"
+    check(is_one, "data to come from source or from files", got, "give one of the two")
     if source is None:
-        for role in ("train",) if test_split is None else ("train", "test"):
-            way_out = "train_file and test_file are needed"
-            check(
-                role in given,
-                f"{role}_file to be given with the other files",
-                "none",
-                way_out,
-            )
-        for role, path in given.items():  # Files are not read yet.
-            _reader(f"{role}_file", path)
-        check_different_files({f"{role}_file": path for role, path in given.items()})
-        return DatasetDict(
-            {
-                role: load_file(f"{role}_file", path, cache_dir)
-                for role, path in given.items()
-            }
-        )
-    with _refusals(
-        "dataset", "be loadable", source, "name a folder, or a dataset on the Hub"
-    ):
+        return _load_files(given, test_split is not None, cache_dir)
+    way_out = "name a folder, or a dataset on the Hub"
+    with _refusals("dataset", "be loadable", source, way_out):
         loaded = load_dataset(
             source, dataset_config, revision=revision, cache_dir=cache_dir
         )
-    calibration = next(
-        (name for name in _CALIBRATION_NAMES if name in loaded and name != test_split),
-        None,
-    )
-    named = {"train": "train", "calibration": calibration, "test": test_split}
-    roles = {role: name for role, name in named.items() if name is not None}
+    # A split is found by its name, so a misspelt one has to be refused, and not left out.
+    roles = {"train": "train"}
+    # A validation split that plays the test set is not the calibration set as well.
+    known = [name for name in _CALIBRATION_NAMES if name != test_split]
+    found = [name for name in known if name in loaded]
+    if found:
+        roles["calibration"] = found[0]
+    if test_split is not None:
+        roles["test"] = test_split
     for role, name in roles.items():
         requirement = (
             f"{role}_split to name a split of the dataset ({', '.join(loaded)})"
         )
-        check(
-            name in loaded,
-            requirement,
-            repr(name),
-            "choose one of these, or make a DatasetDict yourself",
-        )
-    check(
-        test_split != "train",
-        "splits to be different for each role",
-        roles,
-        "use a split for one role",
-    )
+        way_out = "choose one of these, or make a DatasetDict yourself"
+        check(name in loaded, requirement, repr(name), way_out)
+    requirement = "splits to be different for each role"
+    check(test_split != "train", requirement, roles, "use a split for one role")
     return DatasetDict({role: loaded[name] for role, name in roles.items()})
+
+
+def _load_files(
+    files: Mapping[str, Path],
+    needs_test: bool,
+    cache_dir: str | PathLike[str] | None,
+) -> DatasetDict:
+    """Load files by their arguments, after all of them are checked."""
+    needed = ["train_file", "test_file"] if needs_test else ["train_file"]
+    for name in needed:
+        requirement = f"{name} to be given with the other files"
+        way_out = "train_file and test_file are needed"
+        check(name in files, requirement, "none", way_out)
+    # A misspelt test_file should not be found after minutes of reading the first file.
+    for name, path in files.items():
+        _reader(name, path)
+    check_different_files(files)
+    loaded = DatasetDict()
+    for name, path in files.items():
+        role = name.removesuffix("_file")
+        loaded[role] = _load_file(name, path, cache_dir)
+    return loaded
 
 
 def names_a_file(data: str | PathLike[str]) -> bool:
@@ -122,18 +142,18 @@ def names_a_file(data: str | PathLike[str]) -> bool:
 
 
 def check_different_files(files: Mapping[str, str | PathLike[str]]) -> None:
-    """Raise if two arguments name one file, also by a link; one that does not exist is like no other."""
+    """Raise if two arguments name one file, also by a link; a missing one is like no other."""
     existing = {name: file for name, file in files.items() if os.path.isfile(file)}
+    way_out = (
+        "give each row one role, since rows that a model has seen say nothing of it"
+    )
     for (first, own), (second, other) in combinations(existing.items(), 2):
-        check(
-            identity(own) != identity(other),
-            f"{second} to be another file than {first}",
-            Path(other),
-            "give each row one role, since rows that a model has seen say nothing of it",
-        )
+        are_two = identity(own) != identity(other)
+        requirement = f"{second} to be another file than {first}"
+        check(are_two, requirement, Path(other), way_out)
 
 
-def load_file(
+def _load_file(
     argument: str, path: Path, cache_dir: str | PathLike[str] | None
 ) -> Dataset:
     kind, options = _reader(argument, path)
@@ -141,15 +161,13 @@ def load_file(
         return load_dataset(
             kind, data_files=str(path), split="train", cache_dir=cache_dir, **options
         )
-    except (StopIteration, DatasetGenerationError, OSError, ValueError) as error:
+    except (StopIteration, *_UNLOADABLE) as error:
+        # A DatasetGenerationError says only that there was an error.
         cause = error.__cause__ or error
-        # These are the errors of datasets for an empty json file, and for a csv file with names only.
-        no_rows = isinstance(error, StopIteration) or any(
-            words in f"{error} {cause}" for words in _OF_NO_ROWS
-        )
-        check(
-            not no_rows, f"{argument} to have rows", f"none in {path}", "check the file"
-        )
+        said = f"{error} {cause}"
+        has_rows = not isinstance(error, StopIteration)
+        has_rows = has_rows and not any(words in said for words in _OF_NO_ROWS)
+        check(has_rows, f"{argument} to have rows", f"none in {path}", "check the file")
         way_out = f"{type(cause).__name__}: {cause}"
         raise InputValueError(
             expected(argument, f"be readable as {kind}", path, way_out)
@@ -162,15 +180,16 @@ def load_rows(
     split: str | None = "test",
     argument: str = "data",
 ) -> Dataset:
-    """Load the rows of one split with their columns, from a file, or from a dataset on the Hub or in a folder.
+    """Load the rows of one split with their columns, from a file, a folder or the Hub.
 
-    Without a split: those of the only one, or of "test". Raise ValueError if the file, dataset or split does not exist
-    or is unreadable; the message has the argument.
+    Without a split: those of the only one, or of "test". Raise ValueError if the file, dataset or
+    split does not exist or is unreadable; the message has the argument.
     """
     if names_a_file(data):
-        return load_file(argument, Path(data), None)
+        return _load_file(argument, Path(data), None)
     way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
     with _refusals(argument, f"have a split {split or 'test'!r}", str(data), way_out):
+        # Data without labels, such as those of another domain, are often of one split.
         if split is None:
             names = get_dataset_split_names(str(data))
             split = names[0] if len(names) == 1 else "test"
@@ -178,8 +197,41 @@ def load_rows(
 
 
 def read_column(rows: Dataset, column: str) -> Any:
-    """Return a column as a pyarrow ChunkedArray, without decoding, for the selected rows of the dataset."""
+    """Return a column as a pyarrow ChunkedArray, without decoding, for the selected rows."""
     return rows.select_columns([column]).with_format("arrow")[:].column(column)
+
+
+def column_of(
+    rows: Dataset,
+    argument: str,
+    column: str,
+    *,
+    where: str = "",
+    way_out: str = "remove these rows",
+    may_be_null: bool = False,
+) -> Any:
+    """Return a column like `read_column`; raise if the column or a value is missing."""
+    names = rows.column_names
+    requirement = f"{argument} to be one of {', '.join(names)}"
+    check(column in names, requirement, repr(column), did_you_mean(column, names))
+    stored = read_column(rows, column)
+    if stored.null_count and not may_be_null:
+        first = stored.is_null().index(True).as_py()
+        requirement = f"column {column!r} to have a value in every row{where}"
+        got = f"{stored.null_count} without (first in row {first})"
+        check(False, requirement, got, way_out)
+    return stored
+
+
+def column_of_split(
+    name: str, split: Dataset, column: str, way_out: str = "remove these rows"
+) -> Any:
+    """Return a column of a split, which must have rows; errors have the split's name."""
+    where = f"split {name!r}"
+    way_of_rows = "check the file or the split's name"
+    check(len(split) > 0, f"{where} to have rows", 0, way_of_rows)
+    argument = f"the column to read from {where}"
+    return column_of(split, argument, column, where=f" of {where}", way_out=way_out)
 
 
 @contextmanager
@@ -189,33 +241,26 @@ def _refusals(
     """A context that explains the errors of the Hub and of `datasets` in one sentence."""
     try:
         yield
-    except (
-        *(OSError, ValueError, LookupError, ImportError, RuntimeError),
-        DatasetGenerationError,
-    ) as error:
+    except _UNLOADABLE as error:
         # An error about the files of a folder says what is wrong in its cause.
         said: BaseException = error
         if isinstance(error, DatasetGenerationError):
             said = error.__cause__ or error
+        # Some of these messages fill a page.
         cause = " ".join(str(said).split())[:600]
         raise InputValueError(
             expected(argument, requirement, f"{source} ({cause})", way_out)
         ) from error
 
 
-def _reader(argument: str, path: Path) -> tuple[str, dict[str, object]]:
-    check(
-        os.path.isfile(path),
-        f"{argument} to name an existing file",
-        path,
-        "check the path",
-    )
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    is_known = suffix.lower() in _READERS
-    check(
-        is_known,
-        f"{argument} to end in a known format",
-        path.name,
-        did_you_mean(suffix, _READERS),
-    )
-    return _READERS[suffix.lower()]
+def _reader(argument: str, path: Path) -> tuple[str, dict[str, Any]]:
+    """The reader of an existing file, by its ending."""
+    is_file = os.path.isfile(path)
+    check(is_file, f"{argument} to name an existing file", path, "check the path")
+    ending = path.suffix.lower()
+    if path.suffix == ".gz":
+        ending = path.with_suffix("").suffix.lower()
+    way_out = did_you_mean(ending, _READERS)
+    requirement = f"{argument} to end in a known format"
+    check(ending in _READERS, requirement, path.name, way_out)
+    return _READERS[ending]

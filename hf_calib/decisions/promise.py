@@ -18,8 +18,9 @@ from hf_calib.metrics.sums import Interval, interval_of
 NEVER = 1.0
 # Every probability is above this threshold, unless it is 0 itself.
 ALWAYS = 0.0
-# Scores that are closer are equal: float32 moves those of a pipeline by some 1e-7, and a calibrator such as isotonic
-# scaling gives one score to many rows, which all would cross a threshold beside it.
+# Scores that are closer are equal: float32 moves those of a pipeline by some 1e-7, and a calibrator
+# such as isotonic scaling gives one score to many rows,
+# which all would cross a threshold beside it.
 TIED = 1e-6
 # Starts of the tested sequence, errors that the first start tolerates, and the factor of rows
 # required for it.
@@ -79,33 +80,38 @@ def certified_threshold(
     delta: float,
     tested: IntArray,
 ) -> float:
-    r"""Return the lowest score above which at least the promised share is correct, with confidence 1 - delta.
+    r"""Return the lowest score above which at least the promised share is correct,
+    with confidence 1 - delta.
 
-    For each number m of rows, from the first that can pass up to all N, the m rows with the highest scores are tested.
-    If k of them are wrong, the hypothesis "less than the promised share a is correct" has the p-value
+    For each number m of rows, from the first that can pass up to all N, the m rows with the highest
+    scores are tested. If k of them are wrong, the hypothesis "less than the promised share a is
+    correct" has the p-value
 
     $$p_m = P(\text{Bin}(m, 1 - a) \le k).$$
 
-    Independent tests at every m would each need the level delta / N (Bonferroni). A sequence of tests in a fixed order
-    can use the full level for each if it stops at the first failure, but with few rows it often fails by chance.
-    Therefore up to three starts, at numbers of rows that grow by a constant factor, share delta, and a sequence that
-    reaches the next start adds its level to that start's (a fallback test). The first start tolerates one error if
-    there are twice as many rows. Starts depend on N only, so one more row changes little. In simulations of 60 to 3,000
-    rows (`tests/decisions/test_abstain.py`) more rows answer more inputs.
+    Independent tests at every m would each need the level delta / N (Bonferroni). A sequence of
+    tests in a fixed order can use the full level for each if it stops at the first failure, but
+    with few rows it often fails by chance. Therefore up to three starts, at numbers of rows that
+    grow by a constant factor, share delta, and a sequence that reaches the next start adds its
+    level to that start's (a fallback test). The first start tolerates one error if there are twice
+    as many rows. Starts depend on N only, so one more row changes little. In simulations of 60 to
+    3,000 rows (`tests/decisions/test_abstain.py`) more rows answer more inputs.
 
-    Scores (N,) are in [0, 1], `right` (N,) bool is the correctness, and `tested` are the `starts`. Inputs with a score
-    *above* the threshold are answered: 1 answers none, 0 answers all. Rows with equal scores are answered together or
-    not at all: the threshold is below the last that passed in a random order. Scores are equal if they differ by less
-    than `TIED`, and the threshold is half of this above the first score that is not answered.
+    Scores (N,) are in [0, 1], `right` (N,) bool is the correctness, and `tested` are the `starts`.
+    Inputs with a score *above* the threshold are answered: 1 answers none, 0 answers all. Rows with
+    equal scores are answered together or not at all: the threshold is below the last that passed in
+    a random order. Scores are equal if they differ by less than `TIED`, and the threshold is half
+    of this above the first score that is not answered.
 
     Notes:
-        The p-values are valid: given the (m + 1)-th highest score, the rows above it are a random sample of all rows
-        above it. The order is valid even if accuracy does not grow with the score: between two scores above which the
-        accuracy is a, rows are wrong with probability 1 - a, however many were drawn.
+        The p-values are valid: given the (m + 1)-th highest score, the rows above it are a random
+        sample of all rows above it. The order is valid even if accuracy does not grow with the
+        score: between two scores above which the accuracy is a, rows are wrong with probability 1 -
+            a, however many were drawn.
 
     References:
-        Angelopoulos et al. 2021, "Learn then Test" (fixed sequences with several starts); Wiens 2003
-        (fallback); Geifman and El-Yaniv 2017 (selective prediction with a guarantee).
+        Angelopoulos et al. 2021, "Learn then Test" (fixed sequences with several starts); Wiens
+        2003 (fallback); Geifman and El-Yaniv 2017 (selective prediction with a guarantee).
     """
     if len(tested) == 0:
         return NEVER
@@ -128,7 +134,8 @@ def certified_threshold(
         if not reached[-1]:
             level = 0.0
 
-    # The threshold of m rows is just above the (m + 1)-th highest score, which may not equal the m-th.
+    # The threshold of m rows is just above the (m + 1)-th highest score,
+    # which may not equal the m-th.
     possible = np.append(ordered[1:] + TIED / 2, ALWAYS)
     is_apart = np.append(ordered[:-1] - ordered[1:] > TIED, ordered[-1] > 0)
     is_threshold = np.concatenate(passed) & is_apart
@@ -197,7 +204,9 @@ def uniform_quantile(rank: int, n: int, level: float) -> float:
 
 
 def share(flags: NDArray[np.bool_]) -> Interval:
-    """Return the fraction of N values that are true, with the exact 95% interval of Clopper and Pearson."""
+    """Return the fraction of N values that are true, with the exact 95% interval of Clopper and
+    Pearson.
+    """
     n = len(flags)
     n_true = int(np.count_nonzero(flags))
     low = uniform_quantile(n_true, n, 0.025)

@@ -1,4 +1,6 @@
-"""Decision rules: a score for each row of probabilities, and a threshold fitted to calibration rows."""
+"""Decision rules: a score for each row of probabilities,
+and a threshold fitted to calibration rows.
+"""
 
 from __future__ import annotations
 
@@ -59,14 +61,18 @@ class Rule(ABC):
     thresholds_: FloatArray
 
     def fit(self: Self, probs: ArrayLike, labels: ArrayLike) -> Self:
-        """Fit to calibration rows, probs (N, C) and labels (N,), or (N, C) of independent labels; return the rule."""
+        """Fit to calibration rows, probs (N, C) and labels (N,), or (N, C) of independent labels;
+        return the rule.
+        """
         rows, targets = self._labelled(probs, labels)
         self.check_rows(len(rows))
         self._fit(rows, targets)
         return self
 
     def predict(self, probs: ArrayLike) -> NDArray[Any]:
-        """Return the decisions on probs (N, C): classes (N,) int, -1 to abstain; sets and labels (N, C) bool."""
+        """Return the decisions on probs (N, C): classes (N,) int, -1 to abstain;
+        sets and labels (N, C) bool.
+        """
         # It raises for a rule that is not fitted, before the rows are checked.
         n_classes = self.n_classes
         if self.independent:
@@ -146,7 +152,9 @@ class Rule(ABC):
     def _labelled(
         self, probs: ArrayLike, labels: ArrayLike
     ) -> tuple[FloatArray, NDArray[Any]]:
-        """Checked probs (N, C), rounded as they are served, and labels: (N,), or (N, C) bool if independent."""
+        """Checked probs (N, C), rounded as they are served, and labels: (N,), or (N,
+        C) bool if independent.
+        """
         if self.independent:
             decisions = check_decisions(probs, labels)
             are_known = bool(decisions.known.all())
@@ -176,7 +184,8 @@ def _in_words(promised: float, delta: float, which: str) -> str:
 
 def _as_served(probs: NDArray[Any]) -> FloatArray:
     """Probabilities in [0, 1], float64, rounded to float32 as in the output of a pipeline."""
-    # If two values differ in float64 only, a threshold between them would accept more rows in a pipeline.
+    # If two values differ in float64 only, a threshold between them would accept more rows in a
+    # pipeline.
     return np.clip(probs.astype(np.float32), 0, 1).astype(np.float64)
 
 
@@ -205,23 +214,29 @@ def _of_labels(values: NDArray[Any], labels: IntArray) -> NDArray[Any]:
 
 @dataclass(kw_only=True, eq=False)
 class AbstainRule(Rule):
-    r"""Answer with the most probable class if its probability is high enough; otherwise abstain (-1).
+    r"""Answer with the most probable class if its probability is high enough;
+    otherwise abstain (-1).
 
-    Use it for requirements such as "95% of the answers must be correct". The threshold is the lowest confidence above
-    which the accuracy is guaranteed, not only estimated: if many users draw calibration rows of their own, at most a
-    fraction `delta` of them get a rule with a lower accuracy,
+    Use it for requirements such as "95% of the answers must be correct". The threshold is the
+    lowest confidence above which the accuracy is guaranteed, not only estimated: if many users draw
+    calibration rows of their own, at most a fraction `delta` of them get a rule with a lower
+    accuracy,
 
     $$P\big(\,P(\text{correct} \mid \text{answered}) \ge a\,\big) \ge 1 - \delta.$$
 
-    The guarantee holds for inputs distributed like the calibration rows, even if the model is not calibrated. If the
-    model cannot reach a, the rule always abstains. The test is `decisions.promise.certified_threshold`.
+    The guarantee holds for inputs distributed like the calibration rows, even if the model is not
+    calibrated. If the model cannot reach a, the rule always abstains. The test is
+    `decisions.promise.certified_threshold`.
 
     Args:
-        accuracy, delta: a and delta, in (0, 1). They need log(delta) / log(a) rows, 59 for 0.95 and 299 for 0.99.
-        by_class: guarantee the accuracy for each class's answers, and abstain on classes predicted too seldom.
+        accuracy, delta: a and delta, in (0, 1). They need log(delta) / log(a) rows, 59 for 0.95 and
+            299 for 0.99.
+        by_class: guarantee the accuracy for each class's answers, and abstain on classes predicted
+            too seldom.
 
     Attributes:
-        thresholds_: (C,) a prediction of a class is answered if its probability is above the threshold.
+        thresholds_: (C,) a prediction of a class is answered if its probability is above the
+            threshold.
 
     References:
         Geifman and El-Yaniv 2017, "Selective classification for deep neural networks".
@@ -342,10 +357,12 @@ class AbstainRule(Rule):
 
 @dataclass(kw_only=True, eq=False)
 class TopLabelRule(AbstainRule):
-    r"""Answer with the predicted class of a service if its confidence is high enough; otherwise abstain (-1).
+    r"""Answer with the predicted class of a service if its confidence is high enough;
+    otherwise abstain (-1).
 
-    Use it instead of `AbstainRule` if only the confidence c of the predicted class is known. Its two classes are
-    "wrong" with $1 - c$ and "correct" with c, and the only answer is "correct": the prediction is given.
+    Use it instead of `AbstainRule` if only the confidence c of the predicted class is known. Its
+    two classes are "wrong" with $1 - c$ and "correct" with c, and the only answer is "correct": the
+    prediction is given.
 
     Args:
         accuracy, delta: as in `AbstainRule`.
@@ -367,22 +384,28 @@ class TopLabelRule(AbstainRule):
         check(not self.by_class, requirement, self.by_class, way_out)
 
     def _answers(self, probs: FloatArray) -> tuple[FloatArray, IntArray]:
+        shape = probs.shape
+        requirement = "probs to have shape (N, 2): wrong, and correct"
+        check(shape[1] == 2, requirement, f"shape {shape}", "use AbstainRule")
         return probs[:, 1], np.ones(len(probs), np.intp)
 
 
 @dataclass(eq=False)
 class CostRule(Rule):
-    r"""Make the decision with the lowest expected cost; of C + 1 columns the last one means to abstain (-1).
+    r"""Make the decision with the lowest expected cost;
+    of C + 1 columns the last one means to abstain (-1).
 
-    Use it if errors or abstaining have different costs. Unlike in other rules, probabilities must be calibrated:
+    Use it if errors or abstaining have different costs. Unlike in other rules, probabilities must
+    be calibrated:
 
     $$\arg\min_d \sum_y p_y\, \text{costs}_{y d}.$$
 
-    Nothing is estimated, and `predict` needs no `fit`. If costs are equal, the first column is used.
+    Nothing is estimated, and `predict` needs no `fit`. If costs are equal, the first column is
+    used.
 
     Args:
-        costs: (C, C) float, the cost of decision d (column) if y (row) is true, in any unit, negative for gains; or
-            (C, C + 1), where the last column is the cost of abstaining.
+        costs: (C, C) float, the cost of decision d (column) if y (row) is true, in any unit,
+            negative for gains; or (C, C + 1), where the last column is the cost of abstaining.
 
     References:
         Chow 1970 (abstaining at a cost); Elkan 2001, "The foundations of cost-sensitive learning".
@@ -399,7 +422,8 @@ class CostRule(Rule):
     costs: ArrayLike
 
     def __post_init__(self) -> None:
-        costs = checks.as_floats("costs", self.costs)
+        # A caller may go on with its own array, for other costs.
+        costs = checks.as_floats("costs", self.costs).copy()
         shape = costs.shape
         is_matrix = len(shape) == 2 and shape[0] >= 2 and shape[1] - shape[0] in (0, 1)
         requirement = "costs to have shape (C, C) or (C, C + 1) with C at least 2"
@@ -451,11 +475,12 @@ class CostRule(Rule):
 
 @dataclass(kw_only=True, eq=False)
 class PredictionSets(Rule):
-    r"""Return all classes that are probable enough, so that the set has the true class with probability 1 - alpha.
+    r"""Return all classes that are probable enough, so that the set has the true class with
+    probability 1 - alpha.
 
-    Use it if a person or a second model chooses among few candidates. Unlike in `AbstainRule`, the guarantee is an
-    average over calibration rows and inputs, and the rule never abstains. With the k-th smallest score q of the N
-    calibration rows, where k = ceil((N + 1) (1 - alpha)):
+    Use it if a person or a second model chooses among few candidates. Unlike in `AbstainRule`, the
+    guarantee is an average over calibration rows and inputs, and the rule never abstains. With the
+    k-th smallest score q of the N calibration rows, where k = ceil((N + 1) (1 - alpha)):
 
     $$\{c : s_c \le q\}, \quad s_c = 1 - p_c \text{ (lac)},
     \quad s_c = \sum_{j \text{ before } c} p_j \text{ (aps)},$$
@@ -464,17 +489,18 @@ class PredictionSets(Rule):
 
     Args:
         alpha: in (0, 1), the fraction of sets that may miss the true class.
-        method: "lac" has the smallest sets on average if the probabilities are correct, and an empty set if no class is
-            probable enough. "aps" has larger sets if the model is uncertain, always with the most probable class.
-        by_class: guarantee 1 - alpha for the inputs of every true class, with a threshold for each. A class with fewer
-            than 1 / alpha - 1 rows is in every set.
+        method: "lac" has the smallest sets on average if the probabilities are correct, and an
+            empty set if no class is probable enough. "aps" has larger sets if the model is
+            uncertain, always with the most probable class.
+        by_class: guarantee 1 - alpha for the inputs of every true class, with a threshold for each.
+            A class with fewer than 1 / alpha - 1 rows is in every set.
 
     Attributes:
         thresholds_: (C,) a class is in the set if its score is at most the threshold.
 
     References:
-        Sadinle, Lei and Wasserman 2019 (LAC; also by class); Romano, Sesia and Candès 2020 (APS; without the random
-        draws of the authors). The sets are those of MAPIE 1.6.
+        Sadinle, Lei and Wasserman 2019 (LAC; also by class); Romano, Sesia and Candès 2020 (APS;
+        without the random draws of the authors). The sets are those of MAPIE 1.6.
 
     >>> probs = np.tile([[0.9, 0.08, 0.02], [0.5, 0.4, 0.1]], (20, 1))
     >>> sets = PredictionSets(alpha=0.2).fit(probs, np.tile([0, 1], 20))
@@ -511,7 +537,8 @@ class PredictionSets(Rule):
 
     @property
     def _rows_needed(self) -> int:
-        return math.ceil(1 / self.alpha - 1 - 1e-9)
+        # The smallest floats have no finite inverse.
+        return math.ceil(min(1 / self.alpha, 1e18) - 1 - 1e-9)
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
         groups = self._true_scores(probs, labels)
@@ -598,12 +625,14 @@ class PredictionSets(Rule):
 class LabelThresholds(Rule):
     r"""Predict each label of a multi-label model if its probability is above its own threshold.
 
-    A threshold of 0.5 for all labels is not the best for F1, precision or costs. With $m$ predictions, $t$ of which are
-    true, and $P$ rows that have the label, the threshold has on the calibration rows
+    A threshold of 0.5 for all labels is not the best for F1, precision or costs. With $m$
+    predictions, $t$ of which are true, and $P$ rows that have the label, the threshold has on the
+    calibration rows
 
     - the largest F1 of the label, $2 t / (m + P)$, if no argument is given;
-    - with `precision`, the most predictions with a fraction of correct ones of at least `precision`, which is
-      guaranteed with confidence 1 - delta for all labels together, as in `AbstainRule` for classes;
+    - with `precision`, the most predictions with a fraction of correct ones of at least
+      `precision`, which is guaranteed with confidence 1 - delta for all labels together, as in
+      `AbstainRule` for classes;
     - with `costs`, the lowest $c_1 (m - t) + c_2 (P - t)$.
 
     Args:
@@ -611,11 +640,13 @@ class LabelThresholds(Rule):
         costs: (c_1, c_2), the costs of a false positive and of a false negative, each above 0.
 
     Attributes:
-        thresholds_: (C,) a label is predicted if its probability is above the threshold, the midpoint of the two
-            probabilities that it separates, or with `precision` the lower one. A probability of 0 never is.
+        thresholds_: (C,) a label is predicted if its probability is above the threshold, the
+            midpoint of the two probabilities that it separates, or with `precision` the lower one.
+            A probability of 0 never is.
 
     References:
-        Lipton, Elkan and Naryanaswamy 2014, "Optimal thresholding of classifiers to maximize F1 measure".
+        Lipton, Elkan and Naryanaswamy 2014, "Optimal thresholding of classifiers to maximize F1
+        measure".
 
     >>> probs = np.tile([[0.9, 0.3], [0.4, 0.1], [0.35, 0.2]], (10, 1))
     >>> rule = LabelThresholds().fit(probs, np.tile([[1, 1], [1, 0], [0, 0]], (10, 1)))

@@ -99,14 +99,16 @@ _FIELDS = {**_VERSION_FIELDS, **_OF_RULE, **_ABOUT, "measured": _RESULTS}
 class Decisions:
     """A fitted rule with the class names of a model, which is saved with the model.
 
-    Call it on the output of a plain pipeline, `decisions(pipe(texts, top_k=None))`, or on probabilities (N, C); it
-    returns class names. For class indices call `decisions.rule.predict(probs)`.
+    Call it on the output of a plain pipeline, `decisions(pipe(texts, top_k=None))`, or on
+    probabilities (N, C); it returns class names. For class indices call
+    `decisions.rule.predict(probs)`.
 
     Args:
         rule: a rule fitted to probabilities as the model serves them.
         class_names: C names in the model's order.
         measured, n_measured: results of `rule.measure` or `measure_fit`, and the number of rows.
-        fingerprint: hash of the model's weights by `hf_calib.export.folder.fingerprint`; None if unknown.
+        fingerprint: hash of the model's weights by `hf_calib.export.folder.fingerprint`; None if
+            unknown.
         n_of_fit: how many of the rows that the results are from are among those of the fit.
         calibrator: hash of the calibrator next to the model by `calibrator_of`; None without one.
 
@@ -136,22 +138,23 @@ class Decisions:
         requirement = f"rule to be fitted to at least {least} classes"
         check(n_classes >= least, requirement, n_classes, "fit it again")
         check_names("class_names", self.class_names)
-        names = tuple(map(str, self.class_names))
+        names = tuple(map(str, self.class_names or ()))
         # The instance is frozen.
         object.__setattr__(self, "class_names", names)
         requirement = f"class_names to be {n_classes} different names"
         way_out = "name each of the model's classes once, in its order"
-        are_named = len(names) == len(set(names)) == n_classes
+        are_named = len(names) == len(set(names)) == n_classes and all(names)
         check(are_named, requirement, few(names) or "none", way_out)
 
     def __call__(self, outputs: Any) -> list[Any]:
-        """Return for each text a class name, or None to abstain; for labels and sets, a list of names.
+        """Return for each text a class name, or None to abstain; for labels and sets,
+        a list of names.
 
-        Outputs are the result of `pipe(texts, top_k=None)` for one text, a list of texts or a dataset (one by one), or
-        probs (N, C) in the model's order.
+        Outputs are the result of `pipe(texts, top_k=None)` for one text, a list of texts or a
+        dataset (one by one), or probs (N, C) in the model's order.
         """
         # A pipeline that is called on a dataset gives its results one by one.
-        if isinstance(outputs, Iterator):
+        if isinstance(outputs, Iterator | tuple):
             outputs = list(outputs)
         if isinstance(outputs, list):
             # There are no texts.
@@ -271,7 +274,9 @@ class Decisions:
         return decisions
 
     def check_weights(self, weights: str | None) -> None:
-        """Raise if the rule was fitted for other weights than those of this fingerprint; None is unknown."""
+        """Raise if the rule was fitted for other weights than those of this fingerprint;
+        None is unknown.
+        """
         got = "a rule that was fitted on probabilities of other weights, "
         got += "whose promise may not hold for these"
         check_same_weights(DECISIONS, self.fingerprint, weights, got, "fit it again")

@@ -1,4 +1,6 @@
-"""Arguments of a script from YAML files, with command-line overrides: `--config FILE.yaml --learning_rate 3e-5`."""
+"""Arguments of a script from YAML files, with command-line overrides:
+`--config FILE.yaml --learning_rate 3e-5`.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Fill dataclasses from the command line, and from the files after `--config`.
 
-    Files set defaults, a later `--config` overrides an earlier one (a task, then a loss), and the command line
-    overrides all files. Values of files are read as if they had been typed: `learning_rate: 2e-5`, a string in YAML, is
-    a number, and `eval_strategy: no` or `run_name: 2026-01-31`, a boolean and a date in YAML, are texts. On a machine
+    Files set defaults, a later `--config` overrides an earlier one (a task, then a loss), and the
+    command line overrides all files. Values of files are read as if they had been typed:
+    `learning_rate: 2e-5`, a string in YAML, is a number, and `eval_strategy: no` or
+    `run_name: 2026-01-31`, a boolean and a date in YAML, are texts. On a machine
     that cannot train in it, a file's `bf16: true` (or fp16) is switched off, with a line on stderr.
 
     Args:
@@ -46,8 +49,8 @@ def parse_arguments(
         One instance per dataclass, in order.
 
     Raises:
-        ValueError: if a file is missing, is not a YAML mapping, has an unknown key, or a `null` for an argument whose
-            default is a value.
+        ValueError: if a file is missing, is not a YAML mapping, has an unknown key, or a `null` for
+            an argument whose default is a value.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -154,7 +157,9 @@ _Values.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+012345
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the lines of a YAML file as they would be typed: words and lists of words; mappings have YAML's values."""
+    """Return the lines of a YAML file as they would be typed: words and lists of words;
+    mappings have YAML's values.
+    """
     check(
         os.path.isfile(path),
         "--config to name an existing YAML file",
@@ -200,7 +205,9 @@ def _words(node: yaml.Node) -> Any:
 
 
 def _as_argv(path: Path, arguments: Mapping[str, Argument]) -> list[str]:
-    """The lines of a file as typed, without 16 bits if no accelerator of this machine supports them."""
+    """The lines of a file as typed, without 16 bits if no accelerator of this machine supports
+    them.
+    """
     argv: list[str] = []
     can_compute = {
         "bf16": is_torch_bf16_gpu_available,
@@ -267,7 +274,8 @@ def print_input_errors(
     A script sets it once, before it reads its arguments: `sys.excepthook = print_input_errors`.
 
     Args:
-        kind, error, trace: those of `sys.excepthook`, which Python calls with an error that ends the script.
+        kind, error, trace: those of `sys.excepthook`, which Python calls with an error that ends
+            the script.
     """
     if not isinstance(error, InputError):
         sys.__excepthook__(kind, error, trace)

@@ -48,16 +48,18 @@ def train_and_report(
 ) -> dict[str, float]:
     """Train, report the test set before and after calibration, and save the calibrated model.
 
-    It writes to `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` without a calibrator;
-    `report/`, the calibration report with figures, also in `calibrated/calibration/` for the model card; `gammas.png`
-    for a loss with gammas; `predictions.safetensors`, the logits and labels of the calibration and test rows; and last
+    It writes to `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/`
+    without a calibrator; `report/`, the calibration report with figures, also in
+    `calibrated/calibration/` for the model card; `gammas.png` for a loss with gammas;
+    `predictions.safetensors`, the logits and labels of the calibration and test rows; and last
     `results.json`, the metrics. Those of an earlier run are replaced or removed.
 
     Args:
         trainer: a trainer with its datasets, none of which should be the test set.
         test_dataset: the rows of the report.
-        elsewhere: name -> OOD inputs, whose labels are not read. The report shows how well the model's uncertainty
-            separates them from the test set, before and after calibration. Not for multi-label models.
+        elsewhere: name -> OOD inputs, whose labels are not read. The report shows how well the
+            model's uncertainty separates them from the test set, before and after calibration. Not
+            for multi-label models.
         resume: as in `Trainer.train`, a checkpoint, or True for the newest; the default is
             `args.resume_from_checkpoint`.
 
@@ -66,15 +68,17 @@ def train_and_report(
 
     Raises:
         TypeError: if the model cannot be saved at the end; raised before the run.
-        ValueError: if predictions of elsewhere would have no logits, the model was loaded from a folder that the
-            run replaces, or resume and `args.resume_from_checkpoint` are both given; raised before the run.
+        ValueError: if predictions of elsewhere would have no logits, the model was loaded from a
+            folder that the run replaces, or resume and `args.resume_from_checkpoint` are both
+            given; raised before the run.
     """
     folder = Path(str(trainer.args.output_dir))
     _check_run(trainer, folder, elsewhere=elsewhere, resume=resume)
     first_step = _FirstStep()
     trainer.add_callback(first_step)
     with warnings.catch_warnings():
-        # As in the papers, the validation set also selects the checkpoint; the report is on the test set.
+        # As in the papers, the validation set also selects the checkpoint;
+        # the report is on the test set.
         message = "The evaluation split is also the calibration split"
         warnings.filterwarnings("ignore", message=message)
         checkpoint = resume or trainer.args.resume_from_checkpoint
@@ -142,7 +146,9 @@ def _check_run(
 
 
 def _save_model(trainer: CalibrationTrainer, folder: Path) -> str:
-    """Save the model, calibrated if it can be, without what an earlier run wrote; return the folder's name."""
+    """Save the model, calibrated if it can be, without what an earlier run wrote;
+    return the folder's name.
+    """
     is_calibrated = trainer.calibration_map is not None
     name = CALIBRATED if is_calibrated else UNCALIBRATED
     if trainer.is_world_process_zero():
@@ -183,7 +189,9 @@ def _results(
 
 
 def _remove_earlier(folder: Path, model_folder: str) -> None:
-    """Remove what an earlier run wrote, so that nothing of two runs is taken for one's; its model is replaced."""
+    """Remove what an earlier run wrote, so that nothing of two runs is taken for one's;
+    its model is replaced.
+    """
     other_model = CALIBRATED if model_folder == UNCALIBRATED else UNCALIBRATED
     for name in (RESULTS, REPORT, GAMMAS, PREDICTIONS, other_model):
         path = folder / name
@@ -248,7 +256,9 @@ def _write_report(
 
 
 def results_table(report: CalibrationReport, calibration_map: str | None) -> str:
-    """Return a table of the trainer's metrics with 95% intervals, before and after calibration; labels are averaged."""
+    """Return a table of the trainer's metrics with 95% intervals, before and after calibration;
+    labels are averaged.
+    """
     titles = TITLES if report.multi_label else LOGGED_METRICS
     states = [report.before.metrics]
     header = ["", "before"]

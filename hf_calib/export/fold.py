@@ -1,4 +1,6 @@
-"""Folding of a fitted calibrator into a model's classification head, which then needs no code of this library."""
+"""Folding of a fitted calibrator into a model's classification head,
+which then needs no code of this library.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ PARAMETERS = (
     *("temperature", "temperatures", "weight", "bias", "sha256", "choice"),
     *("scaler", "train_prior", "target_prior"),
 )
-# All entries of a record about the calibrator, its head and its rows; the others are about the training.
+# All entries of a record about the calibrator, its head and its rows;
+# the others are about the training.
 OF_THE_MAP = (
     "method",
     *OF_PAIRS,
@@ -59,45 +62,53 @@ OF_THE_MAP = (
 
 
 def fold(model: _Model, scaler: BaseEstimator, *, batch: Batch | None = None) -> _Model:
-    r"""Fold a fitted calibrator into the classification head, in place, so that the model returns calibrated logits.
+    r"""Fold a fitted calibrator into the classification head, in place,
+    so that the model returns calibrated logits.
 
-    Use it before saving, pushing or exporting: plain pipelines and exports of the model are then calibrated
-    (docs/guides/serve.md covers servers). `fold_temperature` does the same with a number. Calibrators that are not an
-    affine function of the logits (Dirichlet, ensemble, spline, isotonic, histogram) cannot be folded.
+    Use it before saving, pushing or exporting: plain pipelines and exports of the model are then
+    calibrated (docs/guides/serve.md covers servers). `fold_temperature` does the same with a
+    number. Calibrators that are not an affine function of the logits (Dirichlet, ensemble, spline,
+    isotonic, histogram) cannot be folded.
 
     $$(A W) h + (A b + c) = A (W h + b) + c$$
 
-    where A is 1/T (temperature), diag(1/T_1, ..., 1/T_C) (per label), diag(w) (vector) or the whole matrix.
+    where A is 1/T (temperature), diag(1/T_1, ..., 1/T_C) (per label), diag(w) (vector) or the whole
+    matrix.
 
-    The head is found by its effect, not by its name: it is the linear layer with one output per label whose
-    transformation transforms the logits in the same way. If the logits are an average of several heads, all of them
-    are transformed. If the head of a causal language model is its input embedding, the temperature is folded into the
-    last norm. After any failure the weights are unchanged, bit for bit.
+    The head is found by its effect, not by its name: it is the linear layer with one output per
+    label whose transformation transforms the logits in the same way. If the logits are an average
+    of several heads, all of them are transformed. If the head of a causal language model is its
+    input embedding, the temperature is folded into the last norm. After any failure the weights are
+    unchanged, bit for bit.
 
     Args:
-        model: a transformers classifier of sequences, tokens or images in float32 or float64, whose problem_type
-            (softmax or sigmoid) is that of the calibrator. Or a `sentence_transformers.CrossEncoder`, whose
-            activation_fn decides: one logit with a sigmoid needs a calibrator with multi_label=True, and the logit of a
-            language model's tokens (`LogitScore`) needs a temperature.
+        model: a transformers classifier of sequences, tokens or images in float32 or float64, whose
+            problem_type (softmax or sigmoid) is that of the calibrator. Or a
+            `sentence_transformers.CrossEncoder`, whose activation_fn decides: one logit with a
+            sigmoid needs a calibrator with multi_label=True, and the logit of a language model's
+            tokens (`LogitScore`) needs a temperature.
         scaler: a calibrator fitted to this model's logits.
-        batch: a few rows of model inputs, on which the head is found and checked. None draws token ids or pixels that
-            fit the model's config.
+        batch: a few rows of model inputs, on which the head is found and checked. None draws token
+            ids or pixels that fit the model's config.
 
     Returns:
-        The same model. The dict `model.config.calibration`, which is saved with it, has "method" ("temperature",
-        "per_label_temperature", "vector", "matrix" or "prior_correction"), "folded", "head" (names of the layers) and
-        the calibrator's parameters, or the SHA-256 of a matrix. For a prior correction it has both priors, and the
-        method and parameters of the "scaler" before it. Other entries are kept.
+        The same model. The dict `model.config.calibration`, which is saved with it, has "method"
+        ("temperature", "per_label_temperature", "vector", "matrix" or "prior_correction"),
+        "folded", "head" (names of the layers) and the calibrator's parameters, or the SHA-256 of a
+        matrix. For a prior correction it has both priors, and the method and parameters of the
+        "scaler" before it. Other entries are kept.
 
     Raises:
         TypeError: if the calibrator cannot be folded, or model or batch has the wrong type.
-        ValueError: if the calibrator is not fitted, or is for other classes or another problem type; if the model was
-            folded before, is a regression, has PEFT layers, or has 16-bit weights (whose rounding is 1e-4 to 1e-3 of
-            the logits); if no head is found, or it would need a bias that loading would drop.
+        ValueError: if the calibrator is not fitted, or is for other classes or another problem
+            type; if the model was folded before, is a regression, has PEFT layers, or has 16-bit
+            weights (whose rounding is 1e-4 to 1e-3 of the logits); if no head is found, or it would
+            need a bias that loading would drop.
 
     Notes:
-        The new logits agree with the calibrator's to 1e-5 of the largest. Training mode, requires_grad, gradients and
-        random states do not change. docs/guides/pairs.md covers rerankers.
+        The new logits agree with the calibrator's to 1e-5 of the largest. Training mode,
+        requires_grad, gradients and random states do not change. docs/guides/pairs.md covers
+        rerankers.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
@@ -119,7 +130,8 @@ def fold(model: _Model, scaler: BaseEstimator, *, batch: Batch | None = None) ->
 def fold_temperature(
     model: _Model, temperature: float, *, batch: Batch | None = None
 ) -> _Model:
-    r"""Divide the classification head by a temperature, in place, so that the model returns logits / T.
+    r"""Divide the classification head by a temperature, in place,
+    so that the model returns logits / T.
 
     It is `fold` with a fitted `TemperatureScaling`, for a temperature given as a number:
 
@@ -203,7 +215,8 @@ def fold_and_return_head(
 
 
 def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
-    """Raise if no calibrator can be folded into the model; return the content of `model.config.calibration`.
+    """Raise if no calibrator can be folded into the model;
+    return the content of `model.config.calibration`.
 
     The check is cheap, so it can be called before any fit.
     """
@@ -238,12 +251,14 @@ def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
 
 
 def check_is_plain(model: nn.Module) -> None:
-    """Raise unless the model is a transformers model or CrossEncoder whose weights can be changed in float32."""
+    """Raise unless the model is a transformers model or CrossEncoder whose weights can be changed
+    in float32.
+    """
     classifier = classifier_of(model)
     is_model = isinstance(classifier, nn.Module) and hasattr(classifier, "config")
-    way_out = (
-        "pass the model itself, without its DistributedDataParallel or other wrapper"
-    )
+    # A compiled model passes its attributes on, and refuses the inputs that a fold is tried on.
+    is_model = is_model and not hasattr(classifier, "_orig_mod")
+    way_out = "pass the model itself, without torch.compile, DistributedDataParallel or another wrapper"
     check_type(
         is_model, "model to be a transformers model", type(model).__name__, way_out
     )
@@ -304,7 +319,9 @@ def _check_logits(logits: FloatArray, mapping: AffineMap) -> None:
 
 
 def _check_scaler(model: nn.Module, scaler: Any) -> None:
-    """Raise if a calibrator is not fitted, or is not for the probabilities of the model's pipelines."""
+    """Raise if a calibrator is not fitted, or is not for the probabilities of the model's
+    pipelines.
+    """
     # A prior correction may follow another calibrator.
     before = getattr(scaler, "scaler", None)
     for each in (scaler,) if before is None else (scaler, before):
@@ -330,7 +347,9 @@ def _check_scaler(model: nn.Module, scaler: Any) -> None:
 def _check_heads(
     model: Any, heads: Mapping[str, nn.Module], scaler: Any, n_classes: int
 ) -> None:
-    """Raise if no head was found, or it would need a bias that is lost when the model is saved and loaded."""
+    """Raise if no head was found, or it would need a bias that is lost when the model is saved and
+    loaded.
+    """
     title, temperature = (
         map_title(method_of(scaler, folds=True)),
         temperature_of(scaler),
@@ -374,7 +393,9 @@ def _check_holds(holds: bool, scaler: Any, got: str) -> None:
 
 
 def _kinds(model: Any) -> set[str]:
-    """The names of the object's sentence-transformers classes, since that package may not be installed."""
+    """The names of the object's sentence-transformers classes,
+    since that package may not be installed.
+    """
     return {
         kind.__name__
         for kind in type(model).__mro__
@@ -388,7 +409,9 @@ def is_cross_encoder(model: Any) -> bool:
 
 
 def classifier_of(model: Any) -> Any:
-    """Return the transformers model of a CrossEncoder, a classifier or a language model; other models are unchanged."""
+    """Return the transformers model of a CrossEncoder, a classifier or a language model;
+    other models are unchanged.
+    """
     if not is_cross_encoder(model):
         way_out = (
             "fit a scaler on the logits of the classifier that takes its embeddings"
@@ -407,7 +430,9 @@ def classifier_of(model: Any) -> Any:
 
 
 def scores_tokens(model: Any) -> bool:
-    """Whether the model is a CrossEncoder of a language model, whose score is a logit or a difference of two."""
+    """Whether the model is a CrossEncoder of a language model,
+    whose score is a logit or a difference of two.
+    """
     return (
         is_cross_encoder(model)
         and type([*model.children()][-1]).__name__ == "LogitScore"
@@ -415,7 +440,9 @@ def scores_tokens(model: Any) -> bool:
 
 
 def applies_sigmoid(model: Any) -> bool:
-    """Whether the probabilities are sigmoids, by a CrossEncoder's activation or a model's problem_type."""
+    """Whether the probabilities are sigmoids, by a CrossEncoder's activation or a model's
+    problem_type.
+    """
     config = getattr(classifier_of(model), "config", None)
     multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
     if not is_cross_encoder(model):

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_calib._errors import InputError, check
-from hf_calib._files import move_files, remove_files, whole_folder
+from hf_calib._files import move_files, remove_files, report_files, whole_folder
+from hf_calib._records import read_json
 from hf_calib.decisions.saved import DECISIONS, Decisions, rule_files
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics.checks import check_type
@@ -25,19 +26,22 @@ from hf_calib.models.weights import fingerprint, hash_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 CONFIG = "config.json"
+# On a model in the same folder, where the user asked for it there.
+REPORT = "report.json"
 TRAINER_STATE = "trainer_state.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTERS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 LOSS_STATE_NAME = "calibration_loss.safetensors"
-# Servers load every safetensors file in the root as weights, so other such files are in another place.
+# Servers load every safetensors file in the root as weights,
+# so other such files are in another place.
 PUSHED_LOSS_STATE = "calibration/loss.safetensors"
 KEPT_HEAD = Path("calibration", "head.safetensors")
 _FOLDED = "sha256_of_the_folded_head"
 
-# Names of weights in the order in which they are removed and written. At each step only the old model, nothing or
-# the new model can be loaded: a file that makes others loadable comes after them.
+# Names of weights in the order in which they are removed and written. At each step only the old
+# model, nothing or the new model can be loaded: a file that makes others loadable comes after them.
 _WEIGHTS = (
     "adapter_model.*",
     "model*-of-*.safetensors",
@@ -60,7 +64,9 @@ _OF_A_TRAINING = (
 
 
 class Files(NamedTuple):
-    """Files of a folder by their paths in a repository, pickles, and links to folders or out of the folder."""
+    """Files of a folder by their paths in a repository, pickles,
+    and links to folders or out of the folder.
+    """
 
     pushed: dict[str, Path]
     left_out: tuple[str, ...]
@@ -93,7 +99,9 @@ def copy_files(
 
 
 def _walk(folder: Path, *left_out: str) -> Iterator[Path]:
-    """Files and links in and below a folder, without hidden files, caches, and files of these formats in the root."""
+    """Files and links in and below a folder, without hidden files, caches,
+    and files of these formats in the root.
+    """
     for path in sorted(folder.iterdir()):
         if any(fnmatch(path.name, form) for form in (".*", "__pycache__", *left_out)):
             continue
@@ -130,8 +138,9 @@ def is_weights(name: str) -> bool:
 def replace_model(made: Path, target: Path) -> None:
     """Move a finished model into a folder, and remove what belongs to an earlier model there.
 
-    The old weights are removed first, and the new weights are written last. A process that is killed in between leaves
-    a folder that cannot be loaded, and never folded weights with a config without a calibrator.
+    The old weights are removed first, and the new weights are written last. A process that is
+    killed in between leaves a folder that cannot be loaded, and never folded weights with a config
+    without a calibrator.
     """
     about = load_map(made).about if (made / MAP_NAME).is_file() else {}
     for path in sorted(target.iterdir(), key=lambda path: _turn(path.name)):
@@ -147,10 +156,24 @@ def replace_model(made: Path, target: Path) -> None:
     # Until here, an earlier rule is refused when it is loaded.
     if not has_rule_of(target, about):
         remove_files(target, rule_files(target))
+    reported = report_files(target)
+    if reported and not (made / REPORT).exists() and not _is_on(target / REPORT, about):
+        remove_files(target, reported)
+
+
+def _is_on(report: Path, about: Mapping[str, Any]) -> bool:
+    """Whether a report is on the weights that the record of a calibrator names."""
+    try:
+        rows = read_json(report, {"about": dict})["about"]
+    except InputError:
+        return False
+    return rows.get("fingerprint") == about.get("fingerprint", "")
 
 
 def has_rule_of(folder: Path, about: Mapping[str, Any]) -> bool:
-    """Whether a folder has a rule for its calibrator, and for the weights that the record of one names."""
+    """Whether a folder has a rule for its calibrator, and for the weights that the record of one
+    names.
+    """
     if not (folder / DECISIONS).is_file():
         return False
     try:
@@ -170,7 +193,9 @@ def _turn(name: str) -> int:
 def keep_head(
     folder: Path, before: Mapping[str, Tensor], folded: Mapping[str, Tensor]
 ) -> None:
-    """Write a head's tensors from before the fold next to the model, with a hash of the folded tensors."""
+    """Write a head's tensors from before the fold next to the model,
+    with a hash of the folded tensors.
+    """
     (folder / KEPT_HEAD).parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in before.items()}
     save_file(tensors, folder / KEPT_HEAD, metadata={_FOLDED: hash_of(folded)})
@@ -179,7 +204,9 @@ def keep_head(
 def read_kept_head(
     file: str | os.PathLike[str], folded: Mapping[str, Tensor]
 ) -> dict[str, Tensor] | None:
-    """Return the tensors of `keep_head`, or None if they are for other weights, such as a head trained since."""
+    """Return the tensors of `keep_head`, or None if they are for other weights,
+    such as a head trained since.
+    """
     try:
         with safe_open(file, "pt") as opened:
             is_of_these = (opened.metadata() or {}).get(_FOLDED) == hash_of(folded)
@@ -230,9 +257,11 @@ def standalone_copy(model: Any, state_dict: Mapping[str, Tensor] | None = None) 
 
 
 def check_overwrites_no_original(output_dir: Place, originals: Iterable[Place]) -> None:
-    """Raise if saving would replace a folder of `loaded_from`, from which folding or merging starts.
+    """Raise if saving would replace a folder of `loaded_from`,
+    from which folding or merging starts.
 
-    Folding can be undone, but merging cannot, and a process that is killed while it replaces a model leaves neither.
+    Folding can be undone, but merging cannot, and a process that is killed while it replaces a
+    model leaves neither.
     """
     check_is_no_checkpoint(output_dir)
     check_is_no_original(output_dir, originals)
@@ -273,7 +302,9 @@ def check_is_no_checkpoint(output_dir: Place) -> None:
 
 
 def loaded_from(model: Any) -> set[str]:
-    """Return where a model and the base model of its adapters were loaded from: full paths or names on the Hub."""
+    """Return where a model and the base model of its adapters were loaded from:
+    full paths or names on the Hub.
+    """
     adapters = getattr(model, "peft_config", None) or {}
     names = {
         getattr(model, "name_or_path", None),
@@ -296,10 +327,11 @@ def save_folded(
     processing_class: Any,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Save a standalone copy with a folded calibrator and its calibration.json, completely or not at all.
+    """Save a standalone copy with a folded calibrator and its calibration.json,
+    completely or not at all.
 
-    In an existing directory, the weights and the calibrator of another model are replaced, and all other files are
-    unchanged. The head from before the fold is kept in the directory, for `unfold`.
+    In an existing directory, the weights and the calibrator of another model are replaced, and all
+    other files are unchanged. The head from before the fold is kept in the directory, for `unfold`.
 
     Args:
         plain: result of `standalone_copy`.
@@ -310,7 +342,8 @@ def save_folded(
         about: further entries of calibration.json.
 
     Raises:
-        ValueError: if the model or the calibrator cannot be folded, or the directory is a checkpoint of a training.
+        ValueError: if the model or the calibrator cannot be folded, or the directory is a
+            checkpoint of a training.
         OSError: if the directory cannot be written; it is then unchanged.
     """
     check_is_no_checkpoint(output_dir)
@@ -334,7 +367,9 @@ def write_folded(
     processing_class: Any,
     about: Any = None,
 ) -> str:
-    """Write the files of `save_folded` to an empty folder; return the fingerprint of the folded weights."""
+    """Write the files of `save_folded` to an empty folder;
+    return the fingerprint of the folded weights.
+    """
     before = fold_and_return_head(plain, scaler, batch)
     plain.save_pretrained(folder)
     head, state = plain.config.calibration["head"], plain.state_dict()

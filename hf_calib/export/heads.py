@@ -94,7 +94,8 @@ def undisturbed(model: PreTrainedModel) -> Iterator[None]:
 
 def float64_logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> FloatArray:
     """Return the model's logits for a batch in float64."""
-    # It uses the class's forward, because mixed-precision training leaves one on the instance that rounds to 16 bits.
+    # It uses the class's forward, because mixed-precision training leaves one on the instance that
+    # rounds to 16 bits.
     try:
         outputs = type(model).forward(model, **inputs)
     except Exception as error:
@@ -121,10 +122,12 @@ def find_heads(
     logits: FloatArray,
     mapping: AffineMap,
 ) -> dict[str, nn.Module]:
-    """Return the layers, by name, whose transformation transforms the logits in the same way; empty if there are none.
+    """Return the layers, by name, whose transformation transforms the logits in the same way;
+    empty if there are none.
 
-    They are linear layers or, for the temperature of a language model whose head is its embedding, its last norm. The
-    test uses a map of the same kind that is far from the identity, so that it separates heads from other layers.
+    They are linear layers or, for the temperature of a language model whose head is its embedding,
+    its last norm. The test uses a map of the same kind that is far from the identity, so that it
+    separates heads from other layers.
     """
     scales = np.linspace(0.5, 2, logits.shape[-1])
     kinds = [np.array(0.5), scales, np.roll(np.diag(scales), 1, axis=0)]
@@ -133,7 +136,8 @@ def find_heads(
     layers = (
         norms_of_hidden_size(model) if tied else linear_layers(model, logits.shape[-1])
     )
-    # The last layer is tried first, because it is nearly always the head. Averaged heads are next to the body.
+    # The last layer is tried first, because it is nearly always the head.
+    # Averaged heads are next to the body.
     candidates = [{name: layers[name]} for name in reversed(layers)]
     candidates += (
         [] if tied else [linear_layers(model, logits.shape[-1], beside_the_body=True)]
@@ -169,7 +173,9 @@ def has_tied_head(model: Any) -> bool:
 
 
 def norms_of_hidden_size(model: Any) -> dict[str, Any]:
-    """Return the norms by name and in order: layers with only one or two parameters per hidden unit."""
+    """Return the norms by name and in order: layers with only one or two parameters per hidden
+    unit.
+    """
     size = (getattr(model.config.get_text_config(), "hidden_size", None),)
     return {
         name: module
@@ -221,7 +227,9 @@ def restore(
 
 
 def transform(heads: Mapping[str, nn.Module], mapping: AffineMap) -> None:
-    """Apply an affine map to the heads' outputs, by changing each weight and bias once, also if heads share them."""
+    """Apply an affine map to the heads' outputs, by changing each weight and bias once,
+    also if heads share them.
+    """
     done: set[int] = set()
     scaled = AffineMap(mapping.weight)
     for head in heads.values():
@@ -245,7 +253,9 @@ def transform(heads: Mapping[str, nn.Module], mapping: AffineMap) -> None:
 
 
 def _weight_of_zero(norm: Any) -> float:
-    """The weight at which a norm returns its bias only: 0, or -1 if it multiplies by 1 + weight (Gemma)."""
+    """The weight at which a norm returns its bias only: 0,
+    or -1 if it multiplies by 1 + weight (Gemma).
+    """
     bare = copy.deepcopy(norm)
     for parameter in bare.parameters():
         parameter.zero_()
@@ -256,7 +266,9 @@ def _weight_of_zero(norm: Any) -> float:
 
 
 def as_loaded(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model as `from_pretrained` builds it, without weights; it drops biases that it does not have."""
+    """Return the model as `from_pretrained` builds it, without weights;
+    it drops biases that it does not have.
+    """
     with torch.device("meta"):
         return type(model)(copy.deepcopy(model.config))
 

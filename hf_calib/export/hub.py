@@ -56,7 +56,9 @@ logger = logging.getLogger(__name__)
 
 
 class Changes(NamedTuple):
-    """The changes of a push: paths that it removes in the repository, and paths of the folder that are not pushed."""
+    """The changes of a push: paths that it removes in the repository,
+    and paths of the folder that are not pushed.
+    """
 
     repo_id: str
     uploaded: tuple[str, ...]
@@ -106,37 +108,42 @@ def push_folder(
     announce: Callable[[Changes], None] = log_changes,
     run_as_future: bool = False,
 ) -> CommitInfo | Future[CommitInfo]:
-    """Upload the folder of a model in one commit, which also removes weights that would be loaded instead.
+    """Upload the folder of a model in one commit, which also removes weights that would be loaded
+    instead.
 
-    `HfApi.upload_folder` makes several commits for many files, uploads pickles, and removes nothing. During the push,
-    or after a push that failed, the repository loads as before. A calibrator, a rule or a report there is removed, too,
-    if the folder has none: it is of the model before. All other files are unchanged, and a new repository or branch
-    remains after a push that failed.
+    `HfApi.upload_folder` makes several commits for many files, uploads pickles, and removes
+    nothing. During the push, or after a push that failed, the repository loads as before. A
+    calibrator, a rule or a report there is removed, too, if the folder has none: it is of the model
+    before. All other files are unchanged, and a new repository or branch remains after a push that
+    failed.
 
     Args:
-        folder: a folder with config.json and safetensors weights. Pickles, `checkpoint-*`, `_*`, hidden files, and
-            links to folders or out of the folder are not uploaded; `calibration_loss.safetensors` becomes
-            `calibration/loss.safetensors`.
-        repo_id: "owner/name", or "name" for the owner of the token; a repository that does not exist is created.
-        token: a token with write access; None uses HF_TOKEN or the token of `hf auth login`. It is never logged or
-            saved.
+        folder: a folder with config.json and safetensors weights. Pickles, `checkpoint-*`, `_*`,
+            hidden files, and links to folders or out of the folder are not uploaded;
+            `calibration_loss.safetensors` becomes `calibration/loss.safetensors`.
+        repo_id: "owner/name", or "name" for the owner of the token; a repository that does not
+            exist is created.
+        token: a token with write access; None uses HF_TOKEN or the token of `hf auth login`. It is
+            never logged or saved.
         private: whether a new repository is private; None is the owner's default.
         revision: the branch, which is created from main if it does not exist; None is main.
         create_pr: whether to open a pull request instead of changing the branch.
         message: first line of the commit message.
-        announce: a function called before the commit, and again if the repository has changed in the meantime.
+        announce: a function called before the commit, and again if the repository has changed in
+            the meantime.
         run_as_future: whether to upload in the background after the folder is checked.
 
     Returns:
-        The commit, or a future of it: the branch's latest one if no file has changed, as the Hub makes no empty commit.
-        `pr_url` is the address of the pull request.
+        The commit, or a future of it: the branch's latest one if no file has changed, as the Hub
+        makes no empty commit. `pr_url` is the address of the pull request.
 
     Raises:
         ValueError: if the folder, the names or the token are wrong, or the Hub rejects them.
         OSError: if a file cannot be read, or the Hub cannot be reached after several attempts.
 
     Notes:
-        If the Hub is busy or another commit comes first, the push is repeated after 1, 2, 4 and 8 seconds.
+        If the Hub is busy or another commit comes first, the push is repeated after 1, 2, 4 and 8
+        seconds.
     """
     check_destination(repo_id, revision, token)
     files = _checked_files(Path(folder))
@@ -164,7 +171,9 @@ def push_folder(
 
 
 def _in_the_way(names: Iterable[str], pushed: dict[str, Path]) -> tuple[str, ...]:
-    """Weights in a repository's root that would be loaded instead of the pushed ones, and what belongs to others."""
+    """Weights in a repository's root that would be loaded instead of the pushed ones,
+    and what belongs to others.
+    """
     there = set(names)
     beside = {*_CALIBRATOR, DECISIONS}
     # Without one of them, the others may be a user's own files.

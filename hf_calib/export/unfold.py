@@ -23,25 +23,29 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 
 def unfold(model: _Model, *, revision: str | None = None) -> _Model:
-    r"""Undo `fold`, in place and bit for bit, so that the model returns the logits that the calibrator was fitted to.
+    r"""Undo `fold`, in place and bit for bit, so that the model returns the logits that the
+    calibrator was fitted to.
 
-    Use it for further training, to fit another calibrator, or to compare logits. `hf-calib unfold MODEL OUT` does the
-    same for a folder or a name on the Hub.
+    Use it for further training, to fit another calibrator, or to compare logits.
+    `hf-calib unfold MODEL OUT` does the same for a folder or a name on the Hub.
 
-    The head from before the fold is read from where the model was loaded, a folder or the Hub: `save_calibrated_model`
-    and `hf-calib calibrate` keep it next to the model, with a hash of these weights.
+    The head from before the fold is read from where the model was loaded, a folder or the Hub:
+    `save_calibrated_model` and `hf-calib calibrate` keep it next to the model, with a hash of these
+    weights.
 
     Args:
         model: a folded model in float32 or float64, or a `sentence_transformers.CrossEncoder`.
         revision: revision of a model on the Hub that was not loaded from the main branch.
 
     Returns:
-        The same model. `model.config.calibration` keeps entries that are not about the calibrator, such as the loss.
+        The same model. `model.config.calibration` keeps entries that are not about the calibrator,
+        such as the loss.
 
     Raises:
         TypeError: if model has the wrong type.
-        ValueError: if no calibrator is folded into the model, the model has PEFT layers or 16-bit weights, or the head
-            from before the fold was not kept for these weights; in the last case load the original model again.
+        ValueError: if no calibrator is folded into the model, the model has PEFT layers or 16-bit
+            weights, or the head from before the fold was not kept for these weights; in the last
+            case load the original model again.
 
     >>> from transformers import BertConfig, BertForSequenceClassification
     >>> from hf_calib import fold_temperature

@@ -1,4 +1,6 @@
-"""Language models as calibrated classifiers: option tokens, prompts, scores of longer options, and shifted losses."""
+"""Language models as calibrated classifiers: option tokens, prompts, scores of longer options,
+and shifted losses.
+"""
 
 from hf_calib.language_models.label_tokens import (
     label_token_classifier,

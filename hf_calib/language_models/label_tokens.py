@@ -42,37 +42,45 @@ def label_token_classifier(
     *,
     prompt: PromptTemplate | None = None,
 ) -> Any:
-    r"""Make a sequence classifier of a causal language model, with a class for each of a few next tokens.
+    r"""Make a sequence classifier of a causal language model,
+    with a class for each of a few next tokens.
 
-    Use it for judges, guards and rerankers that answer "yes" or "no", or A to D: its probabilities are those of the
-    answer among the options. The result is a plain transformers model, so training, calibration, folding, decisions and
-    exports work as for any classifier. Score options of several tokens with `option_log_likelihoods`.
+    Use it for judges, guards and rerankers that answer "yes" or "no", or A to D: its probabilities
+    are those of the answer among the options. The result is a plain transformers model, so
+    training, calibration, folding, decisions and exports work as for any classifier. Score options
+    of several tokens with `option_log_likelihoods`.
 
     $$z_k = h_{\text{last}} \cdot W_{t_k}$$
 
-    where h is the last hidden state at a prompt's last token, and W has the rows of the head, tied or not.
+    where h is the last hidden state at a prompt's last token, and W has the rows of the head, tied
+    or not.
 
     Args:
-        model: a causal language model of any float dtype, whose architecture has a sequence classifier in transformers
-            (Llama, Qwen, Mistral, Phi-3, Gemma, GPT-2, OPT, GPT-NeoX, SmolLM, ...).
+        model: a causal language model of any float dtype, whose architecture has a sequence
+            classifier in transformers (Llama, Qwen, Mistral, Phi-3, Gemma, GPT-2, OPT, GPT-NeoX,
+            SmolLM, ...).
         tokenizer: its tokenizer.
-        labels: class name -> the text of its token, as it follows a prompt, `{"yes": " yes", "no": " no"}`; or a
-            sequence of texts that are the names too.
-        prompt: how a text becomes the model's input, written into the config; without one, texts are prompts already.
+        labels: class name -> the text of its token, as it follows a prompt,
+            `{"yes": " yes", "no": " no"}`; or a sequence of texts that are the names too.
+        prompt: how a text becomes the model's input, written into the config; without one, texts
+            are prompts already.
 
     Returns:
-        A `...ForSequenceClassification` in evaluation mode, with the body of `model`, not a copy. For
-        `to_language_model`, `config.label_tokens` records the tokens and the language model's name.
+        A `...ForSequenceClassification` in evaluation mode, with the body of `model`, not a copy.
+        For `to_language_model`, `config.label_tokens` records the tokens and the language model's
+        name.
 
     Raises:
         TypeError: if model is not a causal language model, or labels are not texts.
-        ValueError: if a label is not one token of the model's vocabulary, two labels are equal, there is no padding
-            token, the architecture has no sequence classifier, or its logits differ from the language model's (Gemma
-            2's soft capping, heads with different biases of the options, GPT-2 with padding on the left).
+        ValueError: if a label is not one token of the model's vocabulary, two labels are equal,
+            there is no padding token, the architecture has no sequence classifier, or its logits
+            differ from the language model's (Gemma 2's soft capping, heads with different biases of
+            the options, GPT-2 with padding on the left).
 
     Notes:
-        The logits of both models are compared on padded rows before the classifier is returned. Inputs must not end
-        with the padding token. It can be used and trained in 16 bits; call `model.float()` before `fold`.
+        The logits of both models are compared on padded rows before the classifier is returned.
+        Inputs must not end with the padding token. It can be used and trained in 16 bits; call
+        `model.float()` before `fold`.
 
     Example::
 
@@ -156,19 +164,23 @@ def label_token_classifier(
 def to_language_model(classifier: Any, language_model: Any = None) -> Any:
     """Write the rows of a `label_token_classifier` back into the head of its language model.
 
-    Use it for servers that read the log-probabilities of option tokens: after training, or with a folded temperature,
-    the language model's logits of the option tokens are those of the classifier. Other tokens keep their rows, so use
-    the result for answers only, not for generation.
+    Use it for servers that read the log-probabilities of option tokens: after training, or with a
+    folded temperature, the language model's logits of the option tokens are those of the
+    classifier. Other tokens keep their rows, so use the result for answers only, not for
+    generation.
 
     Args:
         classifier: a result of `label_token_classifier`, possibly trained or folded.
-        language_model: the original language model, whose head is needed; None loads it by the name in the config.
+        language_model: the original language model, whose head is needed; None loads it by the name
+            in the config.
 
     Returns:
-        A causal language model with the classifier's body and dtype, and with a head that is not tied to embeddings.
+        A causal language model with the classifier's body and dtype, and with a head that is not
+        tied to embeddings.
 
     Raises:
-        ValueError: if the classifier's record of tokens or the language model does not fit, or its head has a bias.
+        ValueError: if the classifier's record of tokens or the language model does not fit, or its
+            head has a bias.
     """
     record: Any = getattr(getattr(classifier, "config", None), KEY, None)
     is_ours = (
@@ -232,7 +244,9 @@ def to_language_model(classifier: Any, language_model: Any = None) -> Any:
 def option_tokens(
     tokenizer: Any, labels: Mapping[str, str] | Sequence[str]
 ) -> dict[str, int]:
-    """Return the token of each option by class name; raise if a text is not one token, or two tokens are equal."""
+    """Return the token of each option by class name; raise if a text is not one token,
+    or two tokens are equal.
+    """
     texts = list(labels.values()) if isinstance(labels, Mapping) else labels
     if not are_texts(texts):
         message = expected(
@@ -285,7 +299,9 @@ def without_adapters(model: Any) -> Any:
 
 
 def is_causal(model: Any) -> bool:
-    """Whether a model, also with adapters, predicts next tokens with the decoder that reads its prompt."""
+    """Whether a model, also with adapters, predicts next tokens with the decoder that reads its
+    prompt.
+    """
     plain = without_adapters(model)
     return (
         bool(getattr(plain, "can_generate", bool)())
@@ -309,7 +325,9 @@ def _check_classifier(holds: bool, model: Any, reason: str) -> None:
 def _check_same_logits(
     model: Any, classifier: Any, tokens: list[int], side: str
 ) -> None:
-    """Raise unless the classifier's logits of padded rows equal the language model's up to a constant per row."""
+    """Raise unless the classifier's logits of padded rows equal the language model's up to a
+    constant per row.
+    """
     (ids,) = synthetic_batch(classifier).values()
     padding = classifier.config.get_text_config().pad_token_id
     # The end token may be the padding token, which must not end a prompt.

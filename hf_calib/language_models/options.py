@@ -28,8 +28,9 @@ def option_log_likelihoods(
 ) -> NDArray[np.float64]:
     r"""Score each option by its log-likelihood after each prompt.
 
-    Use it for answers of several tokens, or for language models without a sequence classifier. All metrics and
-    calibrators accept the scores (N, K) as logits. For options of one token, `label_token_classifier` is cheaper.
+    Use it for answers of several tokens, or for language models without a sequence classifier. All
+    metrics and calibrators accept the scores (N, K) as logits. For options of one token,
+    `label_token_classifier` is cheaper.
 
     $$s_{ik} = \sum_t \log p(o_{k,t} \mid \text{prompt}_i, o_{k,<t})$$
 
@@ -39,18 +40,20 @@ def option_log_likelihoods(
         prompts: N texts.
         options: K texts that follow a prompt, usually beginning with a space.
         batch_size: number of sequences per batch, at least 1.
-        per_token: whether to use the mean over an option's tokens, so that short options have no advantage.
+        per_token: whether to use the mean over an option's tokens, so that short options have no
+            advantage.
 
     Returns:
         Scores (N, K), float64, in nats, at most 0.
 
     Raises:
         TypeError: if model is not a causal language model, or prompts or options are not texts.
-        ValueError: if there are too few texts, or a text has no tokens, unknown tokens, or too many tokens.
+        ValueError: if there are too few texts, or a text has no tokens, unknown tokens, or too many
+            tokens.
 
     Notes:
-        Prompts and options are tokenized separately, and the tokens are concatenated. If the joint text has other
-        tokens, move the space from one side to the other.
+        Prompts and options are tokenized separately, and the tokens are concatenated. If the joint
+        text has other tokens, move the space from one side to the other.
 
     References:
         Brown et al. 2020, "Language models are few-shot learners", 2.4 (scores per token).
@@ -111,7 +114,9 @@ def option_log_likelihoods(
 def _scores(
     model: Any, pairs: Sequence[tuple[list[int], list[int]]]
 ) -> NDArray[np.float64]:
-    """The log-likelihoods (N,) of the second parts, with padding on the right, which does not affect the others."""
+    """The log-likelihoods (N,) of the second parts, with padding on the right,
+    which does not affect the others.
+    """
     padded = partial(pad_sequence, batch_first=True)
     ids = padded([torch.tensor(asked + answer) for asked, answer in pairs])
     mask = padded(
@@ -142,7 +147,9 @@ def _scores(
 def _check_tokens(
     model: Any, asked: Sequence[list[int]], answers: Sequence[list[int]]
 ) -> None:
-    """Raise for prompts without tokens, with unknown tokens, or with more tokens than the model can read."""
+    """Raise for prompts without tokens, with unknown tokens,
+    or with more tokens than the model can read.
+    """
     lengths = [len(ids) for ids in asked]
     got = f"none in prompt {lengths.index(min(lengths))}"
     check(

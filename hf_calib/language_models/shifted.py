@@ -1,4 +1,6 @@
-"""Losses of causal language models for any training loop, which shift the labels rather than the logits."""
+"""Losses of causal language models for any training loop,
+which shift the labels rather than the logits.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,18 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 
 class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
-    """A calibration loss for causal language models, whose logits at a position predict the next token.
+    """A calibration loss for causal language models, whose logits at a position predict the next
+    token.
 
-    Use it as `compute_loss_func` of a Trainer, or in any loop; `CalibrationTrainer` shifts labels by itself.
+    Use it as `compute_loss_func` of a Trainer, or in any loop; `CalibrationTrainer` shifts labels
+    by itself.
 
     Args:
         loss: a loss of `hf_calib.losses`.
 
     Raises:
-        ValueError: if the loss couples the batch, because its penalty would cover the tokens of one micro-batch.
+        ValueError: if the loss couples the batch, because its penalty would cover the tokens of one
+            micro-batch.
 
     >>> from hf_calib.losses import cross_entropy
     >>> logits, labels = torch.randn(2, 5, 11), torch.randint(11, (2, 5))
@@ -57,9 +62,12 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
 
         Args:
             outputs: the model's outputs, or its logits (B, L, V).
-            labels: (B, L) token ids of the inputs' length, not shifted, -100 for tokens without loss.
-            shift_labels: already shifted labels (B, L) instead of `labels`, as in sequence parallelism.
-            num_items_in_batch: divisor of the sum, from the Trainer; by default the number of tokens with loss.
+            labels: (B, L) token ids of the inputs' length, not shifted, -100 for tokens without
+                loss.
+            shift_labels: already shifted labels (B, L) instead of `labels`, as in sequence
+                parallelism.
+            num_items_in_batch: divisor of the sum, from the Trainer; by default the number of
+                tokens with loss.
 
         Returns:
             A scalar, in nats.

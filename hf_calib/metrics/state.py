@@ -515,6 +515,8 @@ class CalibrationState:
         """Raise if logits or labels that were added as tensors are invalid."""
         self._read_device()
         n_rows, not_finite, *invalid = self._counts.astype(int)
+        if not_finite == 0 and not any(invalid):
+            return
         allowed = (
             f"lie in 0..{self.n_classes - 1} or be -100",
             "be 0, 1 or -100",

@@ -54,53 +54,49 @@ class ImageClassifier(Classifier):
         """Check the images, which remain encoded."""
         reading.refuse("texts", "max_length", "text_column", "text_pair_column")
         images, shown = _images(rows, reading, name)
-        return Encoded(
-            images, note=conversion_note(check_images(images, shown), shown), name=shown
-        )
+        note = conversion_note(check_images(images, shown), shown)
+        return Encoded(images, note=note, name=shown)
 
     def inputs(self, encoded: Encoded, chunk: NDArray[np.intp]) -> list[Image.Image]:
         """Return decoded images."""
+        # Images of one batch are in memory, and no others.
         return _decoded(encoded.inputs, encoded.name, chunk.tolist())
 
     def batch(self, inputs: Sequence[Image.Image]) -> dict[str, Tensor]:
         """Return `pixel_values` (N, 3, H, W) on the model's device."""
-        examples = ImageTransform(self.processing_class)({"image": list(inputs)})[
-            "pixel_values"
-        ]
-        pixels = collate_images([{"pixel_values": pixels} for pixels in examples])[
-            "pixel_values"
-        ]
+        transform = ImageTransform(self.processing_class)
+        transformed = transform({"image": list(inputs)})
+        examples = [{"pixel_values": each} for each in transformed["pixel_values"]]
+        pixels = collate_images(examples)["pixel_values"]
         return {"pixel_values": pixels.to(self.model.device, torch.float32)}
 
     def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
-        """Return images resized as here, because a pipeline with torchvision resizes slightly differently."""
+        """Return images, and the image processor, for a pipeline that resizes as here."""
         images = _decoded(*_images(rows, reading, name), range(len(rows)))
-        processor = {"image_processor": self.processing_class}
-        return Served(
-            images,
-            images,
-            self.batch(images),
-            processor,
-            {"top_k": len(self.class_names)},
-        )
+        # One with torchvision would resize slightly differently.
+        options = {"image_processor": self.processing_class}
+        call = {"top_k": len(self.class_names)}
+        return Served(images, images, self.batch(images), options, call)
 
     def identities(
         self, rows: Dataset, reading: Reading, *, name: str
     ) -> Iterator[bytes]:
         """Return a digest of each image's file."""
-        for batch in _images(rows, reading, name)[0].iter(256):
+        # Files may be many gigabytes, of which a digest is kept.
+        images, _ = _images(rows, reading, name)
+        for batch in images.iter(256):
             for stored in batch["image"]:
                 contents = stored["bytes"]
-                contents = (
-                    Path(stored["path"]).read_bytes() if contents is None else contents
-                )
+                if contents is None:
+                    contents = Path(stored["path"]).read_bytes()
                 yield hashlib.blake2b(contents, digest_size=16).digest()
 
 
 def _images(rows: Dataset, reading: Reading, name: str) -> tuple[Dataset, str]:
-    """The column `image`, encoded, and the name of the data in messages, which for a path is its last part."""
+    """The column `image`, encoded, and the name of the data in messages, short for a path."""
     shown = "/".join(Path(name).parts[-2:]) if os.path.exists(name) else name
-    return choose_inputs(rows, name=shown, image_column=reading.image_column), shown
+    images = choose_inputs(rows, name=shown, image_column=reading.image_column)
+    return images, shown
 
 
 def _decoded(images: Dataset, shown: str, rows: Sequence[int]) -> list[Image.Image]:

@@ -1,4 +1,4 @@
-"""Prompts that contain a text, or a pair of texts, which a language model reads before its answer."""
+"""Prompts with a text, or a pair of texts, which a language model reads before its answer."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hf_calib._errors import (
-    InputError,
-    InputTypeError,
-    InputValueError,
-    check,
-    expected,
-    few,
-)
-from hf_calib.metrics.checks import check_flag
+from hf_calib._errors import InputError, InputValueError, check, expected, few
+from hf_calib.metrics.checks import check_flag, check_type
 
-KEY = "prompt_template"  # In a model's config.json.
-_TEXT, _PAIR = "{text}", "{text_pair}"
+# The entry of a model's config.json.
+KEY = "prompt_template"
+_TEXT = "{text}"
+_PAIR = "{text_pair}"
 # A name in single braces; those after a word are LaTeX's, as in \boxed{answer}.
 _OTHER_PLACE = re.compile(r"(?<![\w{}])\{[A-Za-z_]\w*\}(?!\})")
 
@@ -27,19 +22,22 @@ _OTHER_PLACE = re.compile(r"(?<![\w{}])\{[A-Za-z_]\w*\}(?!\})")
 class PromptTemplate:
     """A prompt with a place for a text, saved with a model as `config.prompt_template`.
 
-    `label_token_classifier(..., prompt=...)` writes it to the config; `hf-calib` and `hf_calib.pipeline` then accept
-    plain texts. A plain `transformers.pipeline` needs rendered prompts, as the model's card explains.
+    `label_token_classifier(..., prompt=...)` writes it to the config; `hf-calib` and
+    `hf_calib.pipeline` then accept plain texts. A plain `transformers.pipeline` needs rendered
+    prompts, as the model's card explains.
 
     Args:
-        template: text with `{text}`, and `{text_pair}` for a second text; braces around other things than a name do not
-            change.
-        chat: if True, the template is a user's message in the tokenizer's chat template; otherwise the whole prompt.
+        template: text with `{text}`, and `{text_pair}` for a second text; braces around other
+            things than a name do not change.
+        chat: if True, the template is a user's message in the tokenizer's chat template; otherwise
+            the whole prompt.
         system: the system message of a chat.
         ends_with: text after the chat template, such as "Answer:", which the label's token follows.
 
     Raises:
         TypeError: if a text is not a str.
-        ValueError: if there is no `{text}`, or a place of another name; for a system message without a chat.
+        ValueError: if there is no `{text}`, or a place of another name; for a system message
+            without a chat.
 
     >>> prompt = PromptTemplate("Review: {text}\\nIs it positive? Answer:")
     >>> print(prompt.render("Fine {plot}"))
@@ -55,33 +53,24 @@ class PromptTemplate:
     def __post_init__(self) -> None:
         for name in ("template", "system", "ends_with"):
             value = getattr(self, name)
-            if not isinstance(value, str) and not (name == "system" and value is None):
-                raise InputTypeError(
-                    expected(name, "be a text", type(value).__name__, "pass a str")
-                )
+            is_left_out = name == "system" and value is None
+            is_text = isinstance(value, str) or is_left_out
+            check_type(
+                is_text, f"{name} to be a text", type(value).__name__, "pass a str"
+            )
         check_flag("chat", self.chat)
-        got, way_out = repr(self.template), "write {text} into it"
-        check(
-            _TEXT in self.template,
-            "template to have a place for the text",
-            got,
-            way_out,
-        )
+        requirement = "template to have a place for the text"
+        way_out = "write {text} into it"
+        check(_TEXT in self.template, requirement, repr(self.template), way_out)
+        # A misspelt place would be read as a part of the prompt, without the text.
         places = self.template.replace(_TEXT, " ").replace(_PAIR, " ")
         others = _OTHER_PLACE.findall(places)
-        check(
-            not others,
-            "template to have places for text and text_pair only",
-            few(others),
-            "name them so, or write blanks inside braces that are no place",
-        )
+        requirement = "template to have places for text and text_pair only"
+        way_out = "name them so, or write blanks inside braces that are no place"
+        check(not others, requirement, few(others), way_out)
+        is_read = self.chat or self.system is None
         way_out = "write it into the template, or set chat=True"
-        check(
-            self.chat or self.system is None,
-            "system to be given for a chat",
-            repr(self.system),
-            way_out,
-        )
+        check(is_read, "system to be given for a chat", repr(self.system), way_out)
 
     def render(
         self, text: str, text_pair: str | None = None, *, tokenizer: Any = None
@@ -94,8 +83,8 @@ class PromptTemplate:
             tokenizer: tokenizer with the chat template of a chat.
 
         Raises:
-            ValueError: if there is a second text without a place for it, or a place without a text; for a chat, if
-                there is no tokenizer with a chat template.
+            ValueError: if there is a second text without a place for it, or a place without a text;
+                for a chat, if there is no tokenizer with a chat template.
         """
         got = "none" if text_pair is None else "one"
         way_out = "write {text_pair} into the template where rows have one, and pass it"
@@ -107,13 +96,10 @@ class PromptTemplate:
         if not self.chat:
             return filled + self.ends_with
         self.check(tokenizer)
-        system = (
-            [] if self.system is None else [{"role": "system", "content": self.system}]
-        )
-        return (
-            _in_chat(tokenizer, [*system, {"role": "user", "content": filled}])
-            + self.ends_with
-        )
+        messages = [{"role": "user", "content": filled}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        return _in_chat(tokenizer, messages) + self.ends_with
 
     def fitting(
         self,
@@ -123,60 +109,51 @@ class PromptTemplate:
         tokenizer: Any,
         max_length: int | None,
     ) -> tuple[str, list[int]]:
-        """Return the prompt and its token ids, with the text cut so that the prompt has at most `max_length` tokens."""
+        """Return the prompt and its token ids, whose text is cut to `max_length` tokens in all."""
 
         def made(text: str) -> tuple[str, list[int]]:
             prompt = self.render(text, text_pair, tokenizer=tokenizer)
             # The chat template has already added its special tokens.
-            return prompt, list(
-                tokenizer(prompt, add_special_tokens=not self.chat)["input_ids"]
-            )
+            encoded = tokenizer(prompt, add_special_tokens=not self.chat, verbose=False)
+            return prompt, list(encoded["input_ids"])
 
         prompt, ids = made(text)
         if max_length is None or len(ids) <= max_length:
             return prompt, ids
-        words = tokenizer(text, add_special_tokens=False)["input_ids"]
+        words = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        # Tokens that are decoded may be read as more tokens, so one cut may not be enough.
         while len(ids) > max_length and words:
-            words = words[: max(0, len(words) - (len(ids) - max_length))]
+            n_over = len(ids) - max_length
+            words = words[:-n_over]
             prompt, ids = made(tokenizer.decode(words))
-        got, way_out = (
-            f"{len(ids)} tokens without the text",
-            "shorten the template, or raise max_length",
-        )
-        check(
-            len(ids) <= max_length,
-            f"the prompt to have at most {max_length} tokens",
-            got,
-            way_out,
-        )
+        requirement = f"the prompt to have at most {max_length} tokens"
+        got = f"{len(ids)} tokens without the text"
+        way_out = "shorten the template, or raise max_length"
+        check(len(ids) <= max_length, requirement, got, way_out)
         return prompt, ids
 
     def check(self, tokenizer: Any) -> None:
         """Raise unless the tokenizer has what the prompt needs.
 
         Raises:
-            ValueError: if it has no chat template, or its chat template does not end where the answer begins.
+            ValueError: if it has no chat template, or its chat template does not end where the
+                answer begins.
         """
         if not self.chat:
             return
-        got, way_out = (
-            f"{type(tokenizer).__name__} without one",
-            "set tokenizer.chat_template, or chat=False",
-        )
         has_one = bool(getattr(tokenizer, "chat_template", None))
+        got = f"{type(tokenizer).__name__} without one"
+        way_out = "set tokenizer.chat_template, or chat=False"
         check(has_one, "tokenizer to have a chat template", got, way_out)
         message = [{"role": "user", "content": "x"}]
+        # A template that knows no generation prompt is the same without it.
         ends = _in_chat(tokenizer, message) != _in_chat(tokenizer, message, ends=False)
         requirement = "the chat template to end where the answer begins"
+        got = "one that ends with the user's message"
         way_out = (
             "write its last part into ends_with, if that is where the answer begins"
         )
-        check(
-            ends or bool(self.ends_with),
-            requirement,
-            "one that ends with the user's message",
-            way_out,
-        )
+        check(ends or bool(self.ends_with), requirement, got, way_out)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prompt in JSON types, as in config.json."""
@@ -189,30 +166,28 @@ class PromptTemplate:
         Raises:
             ValueError: if the entry is not a prompt.
         """
-        found = (
-            config.get(KEY)
-            if isinstance(config, Mapping)
-            else getattr(config, KEY, None)
-        )
+        if isinstance(config, Mapping):
+            found = config.get(KEY)
+        else:
+            found = getattr(config, KEY, None)
         if found is None:
             return None
         try:
             return cls(**found)
         except (TypeError, InputError) as error:
-            got, way_out = (
-                f"{found!r} ({error})",
-                "write it with PromptTemplate.to_dict()",
-            )
+            argument = f"{KEY} of the config"
+            got = f"{found!r} ({error})"
+            way_out = "write it with PromptTemplate.to_dict()"
             raise InputValueError(
-                expected(f"{KEY} of the config", "be a prompt", got, way_out)
+                expected(argument, "be a prompt", got, way_out)
             ) from error
 
 
 def _in_chat(
     tokenizer: Any, messages: list[dict[str, str]], *, ends: bool = True
 ) -> str:
-    return str(
-        tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=ends
-        )
+    """The messages in the tokenizer's chat template, by default up to where an answer begins."""
+    rendered = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=ends
     )
+    return str(rendered)

@@ -1,4 +1,4 @@
-"""Rows for a model: their data, the reading of their columns, and labels as ids of the model's classes."""
+"""Rows for a model: their data, the reading of their columns, and labels as ids of its classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import check, did_you_mean, few
+from hf_calib._errors import check, few
 from hf_calib._text import as_number, option, plain_name
 from hf_calib.metrics.checks import (
     check_choice,
@@ -20,9 +20,8 @@ from hf_calib.metrics.checks import (
     check_integer,
     check_type,
     check_weights,
-    refuse,
 )
-from hf_calib.predictions.labels import check_unambiguous, label_ids
+from hf_calib.predictions.labels import are_numbers, check_ids, label_ids
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -47,13 +46,17 @@ def without_none(kind: Any) -> Any:
 def option_value(
     name: str, kind: Any, given: Any, ends: tuple[int, int] = (0, 0)
 ) -> Any:
-    """An option's value in its type; given may be a path, one text of a list, or an integer of NumPy within the ends.
+    """An option's value in its type; given may be a path, one text of a list, or a NumPy integer.
+
+    An integer has to lie within the ends.
 
     Raises:
         InputError: if it is of another type, or not one of the type's values.
 
-    >>> option_value("by", Names, "country,age"), option_value("n_bins", int, np.int64(10), (1, 20))
-    (['country', 'age'], 10)
+    >>> option_value("by", Names, "country,age")
+    ['country', 'age']
+    >>> option_value("n_bins", int, np.int64(10), (1, 20))
+    10
     """
     value = os.fspath(given) if isinstance(given, os.PathLike) else given
     if value is None and type(None) in get_args(kind):
@@ -132,8 +135,8 @@ class Reading:
         "Tokens per text, by default as many as the model reads."
     )
     option_scores: Literal["sum", "per_character", "per_byte"] = option(
-        "For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters "
-        "(acc_norm) or bytes (acc_bytes).",
+        "For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their "
+        "characters (acc_norm) or bytes (acc_bytes).",
         "sum",
     )
     by: Names = option(
@@ -145,6 +148,7 @@ class Reading:
     def __post_init__(self) -> None:
         for name in ("class_names", "label_columns", "by"):
             value = option_value(name, Names, getattr(self, name))
+            # The dataclass is frozen, since several parts of a command share one.
             object.__setattr__(self, name, value)
 
     @property
@@ -155,8 +159,10 @@ class Reading:
 
     def columns(self, rows: Dataset) -> dict[str, Any]:
         """Return the slices and weights of rows, as the arguments of their predictions."""
+        from hf_calib.data.sources import column_of
         from hf_calib.predictions.columns import check_roles, check_slices, numbers_of
 
+        # A slice by the label, for one, would hold one class only.
         check_roles(self.label_column, self.weight_column, self.by or ())
         by = {}
         for name in self.by or ():
@@ -174,32 +180,30 @@ class Reading:
         """Raise if options for models of texts, or of images, are given for another model."""
         for each in fields(self):
             got = getattr(self, each.name)
-            check(
-                each.name not in options or got == each.default,
-                f"{each.name} to be given for {kind} only",
-                got,
-                "leave it out",
-            )
+            fits = each.name not in options or got == each.default
+            requirement = f"{each.name} to be given for {kind} only"
+            check(fits, requirement, got, "leave it out")
 
 
 @dataclass(frozen=True)
 class RowSet:
     """A set of rows that a command names."""
 
-    data: str  # A file, a folder, a dataset on the Hub, or files of predictions.
+    # A file, a folder, a dataset on the Hub, or files of predictions.
+    data: str
     split: str = "test"
-    argument: str = "data"  # Its name in errors.
-    labelled: bool = True  # Whether its labels are read.
+    # The name of the data in errors.
+    argument: str = "data"
+    # Whether the labels are read.
+    labelled: bool = True
 
     def load(self) -> Dataset:
         """Load the rows with unchanged columns."""
         from hf_calib.data.sources import load_rows
 
-        return load_rows(
-            self.data,
-            split=self.split if self.labelled else None,
-            argument=self.argument,
-        )
+        # Rows without labels are of the only split, whatever it is called.
+        split = self.split if self.labelled else None
+        return load_rows(self.data, split=split, argument=self.argument)
 
     @property
     def place(self) -> str | None:
@@ -213,20 +217,21 @@ class RowSet:
         return {"name": plain_name(self.data), **split}
 
     def options(self, reading: Reading) -> list[str]:
-        """Return the options of `hf-calib evaluate` that read these rows in this way, without its defaults."""
-        source, words = self.source(), []
+        """Return the options of `hf-calib evaluate` that read these rows, without its defaults."""
+        # A report shows the command that measures the rows again.
+        source = self.source()
         given: dict[str, Any] = {"data": source["name"]}
         if source.get("split", "test") != "test":
             given["split"] = self.split
         for each in fields(Reading):
             value = getattr(reading, each.name)
-            given[each.name] = (
-                None if value == each.default or each.name == "batch_size" else value
-            )
+            # The size of a batch changes no number.
+            if value not in (None, each.default) and each.name != "batch_size":
+                given[each.name] = value
+        words = []
         for name, value in given.items():
-            if value is not None:
-                text = str(value) if isinstance(value, str | int) else ",".join(value)
-                words += [f"--{name.replace('_', '-')}", text]
+            text = str(value) if isinstance(value, str | int) else ",".join(value)
+            words += [f"--{name.replace('_', '-')}", text]
         return words
 
 
@@ -235,39 +240,19 @@ _WAY_OUT = (
 )
 
 
-def column_of(
-    rows: Dataset, argument: str, column: str, *, may_be_null: bool = False
-) -> Any:
-    """Return a column as a pyarrow array; raise if the column or a value is missing."""
-    from hf_calib.data.sources import read_column
-
-    names = rows.column_names
-    requirement = f"{argument} to be one of {', '.join(names)}"
-    check(column in names, requirement, repr(column), did_you_mean(column, names))
-    stored = read_column(rows, column).combine_chunks()
-    requirement = f"column {column!r} to have a value in every row"
-    first = stored.is_null().index(True).as_py()
-    check(
-        may_be_null or not stored.null_count,
-        requirement,
-        f"{stored.null_count} without (first in row {first})",
-        "remove these rows",
-    )
-    return stored
-
-
 def names_in_data(
     own: Sequence[str], given: Sequence[str] | None, what: str = "classes"
 ) -> tuple[str, ...]:
-    """Return the names of a model's classes in the data: the model's own, unless others are given."""
+    """Return the names of a model's classes in the data: its own, unless others are given."""
     names = tuple(own if given is None else given)
     requirement = (
         f"class_names to name the model's {len(own)} {what} ({few(own)}) once each"
     )
     is_one_each = len(names) == len(set(names)) == len(own)
     check(is_one_each, requirement, few(names), "follow the model's order")
+    # The same names in another order would give labels to other classes.
     is_in_order = names == tuple(own) or set(names) != set(own)
-    # A few of many may have one order.
+    # All names are shown, as the first few of many may be in order.
     requirement = f"class_names to be in the order of the {what} ({', '.join(own)})"
     check(is_in_order, requirement, ", ".join(names), "leave class_names out")
     return names
@@ -281,37 +266,32 @@ def are_unnamed(names: Sequence[str]) -> bool:
 def class_ids(
     rows: Dataset, column: str, own: Sequence[str], given: Sequence[str] | None
 ) -> NDArray[np.int64]:
-    """Return the ids (N,) of labels that are names (of the model, as given, or of a ClassLabel) or ids."""
+    """Return the ids (N,) of labels: names of the model, as given or of a ClassLabel, or ids."""
+    import pyarrow
     import pyarrow.compute
     from datasets import ClassLabel
 
-    names, labels = names_in_data(own, given), column_of(rows, "label_column", column)
+    from hf_calib.data.sources import column_of
+
+    names = names_in_data(own, given)
+    labels = column_of(rows, "label_column", column).combine_chunks()
     feature = rows.features[column]
     if isinstance(feature, ClassLabel):
-        is_labelled = (
-            pyarrow.compute.min(labels).as_py() != -1
-        )  # The Hub marks withheld labels.
+        # The Hub marks withheld labels by -1.
+        is_labelled = pyarrow.compute.min(labels).as_py() != -1
         way_out = "choose a split that is labelled, such as 'validation'"
         check(is_labelled, "the rows to be labelled", -1, way_out)
+        # Data and model may order the same classes in two ways, which their names tell apart.
         if given is not None or not are_unnamed(own):
             labels = pyarrow.array(feature.names).take(labels)
-    elif given is not None and (
-        pyarrow.types.is_integer(labels.type) or pyarrow.types.is_floating(labels.type)
-    ):
+    elif given is not None and are_numbers(labels.type):
+        # Names that are given say what the labels are called, which these are not.
         are_names = names == tuple(own) or None not in map(as_number, names)
+        requirement = f"class_names to name the labels of {column!r}"
         way_out = "leave class_names out where the labels are the model's ids"
-        check(
-            are_names,
-            f"class_names to name the labels of {column!r}",
-            "numbers there",
-            way_out,
-        )
-    if pyarrow.types.is_floating(labels.type):
-        check_unambiguous(labels.type, column, names)
-    ids = label_ids(labels, column, names, ("the model's classes", _WAY_OUT))
+        check(are_names, requirement, "numbers there", way_out)
+    argument = f"column {column!r}"
+    ids = label_ids(labels, argument, names, ("the model's classes", _WAY_OUT))
     way_out = "choose another label_column or split, or write the names of the classes"
-    requirement = f"hold the model's ids, 0..{len(names) - 1}"
-    refuse(
-        (ids < 0) | (ids >= len(names)), f"column {column!r}", requirement, ids, way_out
-    )
+    check_ids(ids, argument, len(names), way_out)
     return ids

@@ -16,13 +16,16 @@ from transformers import AutoTokenizer
 
 from hf_calib._errors import InputTypeError, check, expected
 from hf_calib._text import counted
+from hf_calib.data.sources import column_of
 from hf_calib.models.classifier import Classifier, Encoded, Served, refusals
-from hf_calib.models.prompts import KEY, PromptTemplate
-from hf_calib.models.reading import Reading, column_of
+from hf_calib.models.prompts import PromptTemplate
+from hf_calib.models.reading import Reading
 
-# For a folder without a tokenizer, transformers makes one with 5 special tokens and no words.
-_LEAST_VOCABULARY = 0.5  # As a fraction of the model's.
-_MOST_UNKNOWN = 0.5  # As a fraction of the tokens.
+# As a fraction of the model's: for a folder without a tokenizer, transformers makes one with 5
+# special tokens and no words.
+_LEAST_VOCABULARY = 0.5
+# As a fraction of the tokens.
+_MOST_UNKNOWN = 0.5
 _ROWS_CHECKED = 10_000
 # The ends of the names of layers with a vector for each position: BERT's, BART's, GPT-2's.
 _TABLES = ("position_embeddings", "embed_positions", "wpe")
@@ -50,7 +53,8 @@ class TextClassifier(Classifier):
             tokenizer = AutoTokenizer.from_pretrained(
                 source, trust_remote_code=trust_remote_code
             )
-        known, needed = len(tokenizer), _vocabulary(model)
+        known = len(tokenizer)
+        needed = _vocabulary(model)
         got = f"one of {known:,} tokens, for a model that has {needed:,}"
         knows = known >= _LEAST_VOCABULARY * needed
         check(knows, "the model to come with its tokenizer", got, _SAVE_ITS_TOKENIZER)
@@ -64,22 +68,16 @@ class TextClassifier(Classifier):
     @property
     def prompt(self) -> PromptTemplate | None:
         """The prompt of a classifier of option tokens; None for other models."""
-        return (
-            PromptTemplate.of(self.model.config)
-            if hasattr(self.model.config, KEY)
-            else None
-        )
+        return PromptTemplate.of(self.model.config)
+
+    def limit(self, reading: Reading) -> int | None:
+        """The number of tokens that a text is cut to; None to leave it whole."""
+        return reading.max_length or self.longest
 
     def tokenize(
-        self, texts: Sequence[str] | Sequence[Pair], max_length: int | None = None
+        self, texts: Sequence[str] | Sequence[Pair], limit: int | None
     ) -> list[dict[str, list[int]]]:
-        """Return token ids and further inputs, truncated to max_length, by default the model's limit."""
-        return self._tokenize(texts, max_length or self.longest)
-
-    def _tokenize(
-        self, texts: Sequence[Any], limit: int | None
-    ) -> list[dict[str, list[int]]]:
-        """Token ids and further inputs, truncated to a limit or, if it is None, whole."""
+        """Return token ids and further inputs, truncated to a limit or, if it is None, whole."""
         if self.prompt is not None:
             made = self._prompts(self.prompt, texts, limit)
             return [
@@ -90,7 +88,8 @@ class TextClassifier(Classifier):
             *map(list, columns),
             truncation=limit is not None,
             max_length=limit,
-            verbose=False,  # It warns of whole texts that are only counted.
+            # It warns of texts that the model cannot read whole, which are cut later.
+            verbose=False,
         )
         return [
             dict(zip(encoded, row, strict=True))
@@ -100,118 +99,104 @@ class TextClassifier(Classifier):
     def _prompts(
         self, prompt: PromptTemplate, texts: Sequence[Any], limit: int | None
     ) -> list[tuple[str, list[int]]]:
-        """The rendered prompts with their tokens, which must not end with the padding token, because it is not read."""
-        made = [
+        """The rendered prompts with their tokens."""
+        return [
             prompt.fitting(*_parts(text), tokenizer=self.tokenizer, max_length=limit)
             for text in texts
         ]
-        padding = self.model.config.get_text_config().pad_token_id
-        ends = next(
-            (i for i, (_, ids) in enumerate(made) if ids and ids[-1] == padding), None
-        )
-        got = (
-            f"{self.tokenizer.decode([padding])!r} at the end of row {ends}"
-            if ends is not None
-            else ""
-        )
-        way_out = "set another padding token, or write ends_with into the prompt"
-        check(
-            ends is None,
-            "a prompt to end with a token that is no padding",
-            got,
-            way_out,
-        )
-        return made
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
         """Check and tokenize texts."""
         reading.refuse("images", "image_column")
         self.check_max_length(reading)
         texts = _texts(rows, reading)
-        tokens = self.tokenize(texts, reading.max_length)
+        tokens = self.tokenize(texts, None)
+        # No model has a prediction for a row without tokens.
         empty = [i for i, row in enumerate(tokens) if not row["input_ids"]]
-        got = f"none in {len(empty)} of {len(tokens)} rows (first in row {sum(empty[:1])})"
-        check(not empty, "texts to have at least one token", got, "remove these rows")
-        self.check_known_words(tokens)
-        # Blank texts are read like any others, but the report says so.
-        blank = [
-            i
-            for i, text in enumerate(texts)
-            if not all(part.strip() for part in _parts(text))
-        ]
-        notes = []
-        if blank:
-            notes.append(
-                f"{len(blank):,} of {len(texts):,} texts are empty, the first in row {blank[0]}."
+        if empty:
+            requirement = "texts to have at least one token"
+            got = (
+                f"none in {len(empty)} of {len(tokens)} rows (first in row {empty[0]})"
             )
-        limit = reading.max_length or self.longest
-        n_cut = self._n_cut(texts, tokens, limit)
+            check(False, requirement, got, "remove these rows")
+        limit = self.limit(reading)
+        n_cut = 0 if limit is None else self._cut(tokens, texts, limit)
+        self.check_known_words(tokens)
+        if self.prompt is not None:
+            self._check_ends(tokens)
+        notes = _notes_on_blank(texts)
         if n_cut:
             notes.append(
-                f"{n_cut:,} of {len(texts):,} texts were cut at {limit} tokens. A pipeline gives the same scores for "
-                f"these if it is called with truncation=True, max_length={limit}."
+                f"{n_cut:,} of {len(texts):,} texts were cut at {limit} tokens. A pipeline gives "
+                "the same scores for these if it is called with truncation=True, "
+                f"max_length={limit}."
             )
-        cut_at = limit if n_cut else None
-        return Encoded(tokens, note=" ".join(notes) or None, cut_at=cut_at)
+        note = " ".join(notes) or None
+        return Encoded(tokens, note=note, cut_at=limit if n_cut else None)
 
-    def _n_cut(
+    def _cut(
         self,
+        tokens: list[dict[str, list[int]]],
         texts: Sequence[Any],
-        tokens: Sequence[dict[str, list[int]]],
-        limit: int | None,
+        limit: int,
     ) -> int:
-        """How many texts have more tokens than the limit."""
-        if limit is None:
-            return 0
-        lengths = [len(row["input_ids"]) for row in tokens]
-        # A prompt that was cut may be shorter than the limit.
-        least = limit if self.prompt is None else 0
-        at_limit = [i for i, length in enumerate(lengths) if length >= least]
-        if not at_limit:
-            return 0
-        whole = self._tokenize([texts[i] for i in at_limit], None)
-        return sum(
-            len(row["input_ids"]) > lengths[i]
-            for i, row in zip(at_limit, whole, strict=True)
-        )
+        """Cut the texts of more tokens than the limit, in place, and return their number."""
+        long = [i for i, row in enumerate(tokens) if len(row["input_ids"]) > limit]
+        if long:
+            # The tokenizer knows which text of a pair it shortens, and a prompt where its text is.
+            cut = self.tokenize([texts[i] for i in long], limit)
+            for i, row in zip(long, cut, strict=True):
+                tokens[i] = row
+        return len(long)
+
+    def _check_ends(self, tokens: Sequence[dict[str, list[int]]]) -> None:
+        """Raise for a prompt that ends with the padding token, which a model does not read."""
+        padding = self.model.config.get_text_config().pad_token_id
+        for i, row in enumerate(tokens):
+            if row["input_ids"][-1] == padding:
+                requirement = "a prompt to end with a token that is no padding"
+                got = f"{self.tokenizer.decode([padding])!r} at the end of row {i}"
+                way_out = (
+                    "set another padding token, or write ends_with into the prompt"
+                )
+                check(False, requirement, got, way_out)
 
     def check_known_words(self, tokens: Sequence[dict[str, list[int]]]) -> None:
         """Raise if the tokenizer does not know the texts, or the model does not know its ids."""
+        # Some of many rows are enough to tell a tokenizer of another model.
         step = math.ceil(len(tokens) / _ROWS_CHECKED)
         ids = np.concatenate([np.asarray(row["input_ids"]) for row in tokens[::step]])
         needed = _vocabulary(self.model) or math.inf
+        # On a GPU a larger id ends the process's work with an error that does not name it.
         requirement = f"token ids to be below the model's {needed:,}"
         check(ids.max() < needed, requirement, ids.max(), _SAVE_ITS_TOKENIZER)
         unknown = self.tokenizer.unk_token_id
-        words = ids[
-            ~np.isin(ids, list(set(self.tokenizer.all_special_ids) - {unknown}))
-        ]
+        special = set(self.tokenizer.all_special_ids) - {unknown}
+        words = ids[~np.isin(ids, list(special))]
         n_unknown = int(np.count_nonzero(words == unknown))
-        got = (
-            f"{n_unknown:,} unknown ones of {len(words):,}"
-            if len(words)
-            else "special tokens only"
-        )
-        way_out = f"{_SAVE_ITS_TOKENIZER}, or check the language of the texts"
         knows = len(words) > 0 and n_unknown <= _MOST_UNKNOWN * len(words)
-        check(
-            knows, "the tokens of the texts to be known to the tokenizer", got, way_out
-        )
+        requirement = "the tokens of the texts to be known to the tokenizer"
+        got = "special tokens only"
+        if len(words):
+            got = f"{n_unknown:,} unknown ones of {len(words):,}"
+        way_out = f"{_SAVE_ITS_TOKENIZER}, or check the language of the texts"
+        check(knows, requirement, got, way_out)
 
     def chunks(self, encoded: Encoded, batch_size: int) -> list[NDArray[np.intp]]:
-        """Return batches of rows of similar length, longest first, so that one too large for memory fails at once."""
-        order = np.argsort(
-            [-len(row["input_ids"]) for row in encoded.inputs], kind="stable"
-        )
-        return np.array_split(
-            order, math.ceil(len(order) / (batch_size if self.can_pad else 1))
-        )
+        """Return batches of rows of similar length.
+
+        The longest come first, so that a batch that is too large for memory fails at once.
+        """
+        # Batches of one length need little padding, which takes as long as tokens do.
+        lengths = np.array([len(row["input_ids"]) for row in encoded.inputs])
+        order = np.argsort(-lengths, kind="stable")
+        size = batch_size if self.can_pad else 1
+        return np.array_split(order, math.ceil(len(order) / size))
 
     def batch(self, inputs: Sequence[dict[str, list[int]]]) -> dict[str, Tensor]:
         """Return padded tensors on the model's device."""
-        if (
-            len(inputs) == 1
-        ):  # One row needs no padding token, which decoders often lack.
+        # One row needs no padding token, which decoders often lack.
+        if len(inputs) == 1:
             made = {name: torch.tensor([values]) for name, values in inputs[0].items()}
         else:
             made = self.tokenizer.pad(list(inputs), return_tensors="pt")
@@ -220,16 +205,15 @@ class TextClassifier(Classifier):
     @property
     def can_pad(self) -> bool:
         """Whether model and tokenizer have a padding token."""
-        return None not in (
-            self.tokenizer.pad_token_id,
-            getattr(self.model.config, "pad_token_id", None),
-        )
+        of_model = getattr(self.model.config, "pad_token_id", None)
+        return of_model is not None and self.tokenizer.pad_token_id is not None
 
     def check_max_length(self, reading: Reading) -> None:
-        """Raise for a max_length that leaves no token of a text, or for which the model has no positions."""
+        """Raise for a max_length without a token of a text, or beyond the model's positions."""
         if reading.max_length is None:
             return
         is_pair = reading.text_pair_column is not None
+        # Tokenizers do not cut a text at all where its special tokens alone are too many.
         least = 1 + self.tokenizer.num_special_tokens_to_add(pair=is_pair)
         # Other positions, such as rotary ones, have no last one.
         is_table = any(
@@ -247,39 +231,35 @@ class TextClassifier(Classifier):
     def longest(self) -> int | None:
         """The largest number of tokens that the model can read; None if unknown."""
         limits = (self.tokenizer.model_max_length, self.positions)
-        return min(
-            (limit for limit in limits if limit is not None and 0 < limit < 1_000_000),
-            default=None,
-        )
+        # A tokenizer without a limit has a huge one.
+        known = [each for each in limits if each is not None and 0 < each < 1_000_000]
+        return min(known, default=None)
 
     @property
     def positions(self) -> int | None:
         """The number of tokens that the model has positions for; None if unknown."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
-        if positions is not None:
-            # RoBERTa and similar models reserve positions: those of a text start after the padding token's.
-            modules = self.model.named_modules()
-            found = [
-                getattr(each, "padding_idx", None)
-                for name, each in modules
-                if name.endswith("position_embeddings")
-            ]
-            positions -= max(
-                (index + 1 for index in found if index is not None), default=0
-            )
-        return positions
+        if positions is None:
+            return None
+        # RoBERTa and similar models count the positions of a text from behind the padding token's.
+        reserved = [0]
+        for name, module in self.model.named_modules():
+            padding = getattr(module, "padding_idx", None)
+            if name.endswith("position_embeddings") and padding is not None:
+                reserved.append(padding + 1)
+        return positions - max(reserved)
 
     def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
-        """Return texts (pairs as dicts), truncated as here; a plain pipeline gets rendered prompts."""
-        texts, cut = _texts(rows, reading), reading.max_length or self.longest
+        """Return texts (pairs as dicts), cut as here; a plain pipeline gets rendered prompts."""
+        texts = _texts(rows, reading)
+        limit = self.limit(reading)
+        batch = self.batch(self.tokenize(texts if self.can_pad else texts[:1], limit))
         inputs = [text if isinstance(text, str) else text._asdict() for text in texts]
-        call: dict[str, Any] = {"truncation": cut is not None, "max_length": cut}
-        plain, batch = (
-            inputs,
-            self.batch(self.tokenize(texts if self.can_pad else texts[:1], cut)),
-        )
+        # A plain pipeline knows no prompts, and adds the special tokens of a chat again.
+        plain = inputs
+        call: dict[str, Any] = {"truncation": limit is not None, "max_length": limit}
         if self.prompt is not None:
-            plain = [prompt for prompt, _ in self._prompts(self.prompt, texts, cut)]
+            plain = [text for text, _ in self._prompts(self.prompt, texts, limit)]
             call["add_special_tokens"] = not self.prompt.chat
         return Served(inputs, plain, batch, {"top_k": None}, call)
 
@@ -301,28 +281,40 @@ def _parts(text: Any) -> tuple[str, ...]:
 
 def _texts(rows: Dataset, reading: Reading) -> list[Any]:
     """The texts or the pairs of texts."""
-    columns = []
-    for argument in ("text_column", "text_pair_column"):
-        column = getattr(reading, argument)
-        if column is not None:
-            texts = column_of(rows, argument, column).to_pylist()
-            if not all(isinstance(text, str) for text in texts):
-                got, way_out = rows.features[column], f"choose another {argument}"
-                raise InputTypeError(
-                    expected(f"column {column!r}", "hold texts", got, way_out)
-                )
-            columns.append(texts)
-    return columns[0] if len(columns) == 1 else list(map(Pair, *columns))
+    first = _column_of_texts(rows, "text_column", reading.text_column)
+    if reading.text_pair_column is None:
+        return first
+    second = _column_of_texts(rows, "text_pair_column", reading.text_pair_column)
+    return list(map(Pair, first, second))
+
+
+def _notes_on_blank(texts: Sequence[Any]) -> list[str]:
+    """A sentence on blank texts, which are read like any others; none without such texts."""
+    blank = [i for i, text in enumerate(texts) if not all(map(str.strip, _parts(text)))]
+    if not blank:
+        return []
+    which = f"{len(blank):,} of {len(texts):,} texts are empty"
+    return [f"{which}, the first in row {blank[0]}."]
+
+
+def _column_of_texts(rows: Dataset, argument: str, column: str) -> list[str]:
+    texts = column_of(rows, argument, column).to_pylist()
+    if not all(isinstance(text, str) for text in texts):
+        got = rows.features[column]
+        way_out = f"choose another {argument}"
+        raise InputTypeError(expected(f"column {column!r}", "hold texts", got, way_out))
+    return texts
 
 
 class OneLogitClassifier(TextClassifier):
-    """A sequence classifier with one logit, whose sigmoid is a probability, such as a reranker or a toxicity score."""
+    """A sequence classifier with one logit, whose sigmoid is a probability, such as a reranker."""
 
     @staticmethod
     def load_processing(
         source: str | Path, model: Any, *, trust_remote_code: bool
     ) -> Any:
         """Load the tokenizer, and set the model's problem type to a sigmoid, as in pipelines."""
+        # transformers would train such a model by regression, but pipelines show its sigmoid.
         if model.config.problem_type is None:
             model.config.problem_type = "multi_label_classification"
         return TextClassifier.load_processing(
@@ -333,15 +325,13 @@ class OneLogitClassifier(TextClassifier):
         """Return labels (N, 1) of 0 and 1."""
         if reading.label_columns or reading.label_separator or reading.no_label:
             return super().read_labels(rows, reading, name)
-        values = column_of(rows, "label_column", reading.label_column).to_pylist()
+        column = reading.label_column
+        values = column_of(rows, "label_column", column).to_pylist()
         wrong = [row for row, value in enumerate(values) if value not in (0, 1)]
-        got = (
-            f"{values[wrong[0]]!r} in row {wrong[0]} ({counted(len(wrong), 'such row')})"
-            if wrong
-            else ""
-        )
-        way_out = "a model with one logit has one probability: write 1 where it should be high, and else 0"
-        check(
-            not wrong, f"column {reading.label_column!r} to hold 0 and 1", got, way_out
-        )
+        if wrong:
+            row = wrong[0]
+            got = f"{values[row]!r} in row {row} ({counted(len(wrong), 'such row')})"
+            way_out = "a model with one logit has one probability: "
+            way_out += "write 1 where it should be high, and else 0"
+            check(False, f"column {column!r} to hold 0 and 1", got, way_out)
         return np.array(values, dtype=np.float32)[:, None]

@@ -1,4 +1,4 @@
-"""The fingerprint of a model's weights, by which the calibrator next to them is known to be theirs."""
+"""The fingerprint of a model's weights, which shows whether a calibrator next to them is theirs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hf_calib.scaling.saved_map import MAP_NAME, SavedMap
 
 
 def fingerprint(model: Any) -> str:
-    """Return the SHA-256 of a model's weights: names, dtypes, shapes and bytes, in the order of the names.
+    """Return the SHA-256 of a model's weights: their names, dtypes, shapes and bytes, in order.
 
-    It does not depend on the device, and does not change if the model is saved and loaded in the same dtype. Files next
-    to a model are matched to it by this fingerprint.
+    It does not depend on the device, and does not change if the model is saved and loaded in the
+    same dtype. Files next to a model are matched to it by this fingerprint.
 
     Args:
         model: any `nn.Module`; parameters and persistent buffers count.
@@ -34,35 +34,27 @@ def fingerprint(model: Any) -> str:
     >>> len(before), fingerprint(layer) == before
     (64, False)
     """
+    state = model.state_dict()
+    # The state of a module's own may be of any type.
     return hash_of(
-        {
-            name: each
-            for name, each in model.state_dict().items()
-            if isinstance(each, Tensor)
-        }
+        {name: state[name] for name in state if isinstance(state[name], Tensor)}
     )
 
 
 def hash_of(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of tensors by name, as `fingerprint` does for a model."""
+    # Sorted, since the order of a state depends on that of the attributes in the code.
     found = sha256()
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         # NumPy has no bfloat16, but the bytes are the same.
-        found.update(
-            tensor.detach()
-            .cpu()
-            .contiguous()
-            .reshape(-1)
-            .view(torch.uint8)
-            .numpy()
-            .data
-        )
+        values = tensor.detach().cpu().contiguous().reshape(-1)
+        found.update(values.view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
 def fingerprint_if_whole(model: Any) -> str | None:
-    """The fingerprint of a model in this process; None if some weights are elsewhere or of another kind."""
+    """The fingerprint of a model; None if some weights are elsewhere or of another kind."""
     weights = [each.data for each in model.parameters()]
     is_whole = all(type(each) is Tensor and not each.is_meta for each in weights)
     return fingerprint(model) if is_whole else None
@@ -81,11 +73,12 @@ def is_loaded_alike(model: Any) -> bool:
 
 
 def is_in_weights(saved: SavedMap, model: Any, place: str | os.PathLike[str]) -> bool:
-    """Whether the calibrator beside a model is folded into its weights; raise if its file is of other weights."""
+    """Whether the calibrator beside a model is folded into it; raise if it is of other weights."""
     wanted = saved.about.get("fingerprint")
     is_folded = saved.about.get("folded") is True
-    plain = getattr(model, "_orig_mod", model)  # A compiled model has other names.
-    # Fingerprints are of weights in float32, which those of another dtype or on no device cannot be compared to.
+    # The weights of a compiled model have other names.
+    plain = getattr(model, "_orig_mod", model)
+    # Fingerprints are of weights in float32. They say nothing of another dtype, or of no device.
     is_comparable = all(
         each.dtype == torch.float32 and not each.is_meta for each in plain.parameters()
     )

@@ -1,6 +1,7 @@
 """Figures of calibration.
 
-matplotlib is imported when a figure is drawn, and pyplot is never imported, so no global state changes.
+matplotlib is imported when a figure is drawn, and pyplot is never imported, so no global state
+changes.
 """
 
 from hf_calib.plots.binned import (

@@ -1,10 +1,11 @@
-"""Binned figures: reliability of predictions, classes and labels, and histograms of correct and wrong predictions."""
+"""Binned figures: reliability of predictions, classes and labels,
+and histograms of correct and wrong predictions.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,16 +43,16 @@ _COUNTS_BAND = 0.42
 # In points; with more bins than this allows, the numbers are left out.
 _SMALLEST_LETTERS = 3.5
 _RIGHT: dict[str, Any] = {"color": style.BLUE, "edgecolor": "white"}
-_OVER: dict[str, Any] = {
+_WRONG: dict[str, Any] = {
     "color": style.PEACH,
     "edgecolor": style.VERMILION,
     "hatch": "////",
 }
-_UNDER: dict[str, Any] = {
-    "color": style.SKY,
-    "edgecolor": style.BLUE,
-    "hatch": "\\\\\\\\",
-}
+# The accuracy is filled and the gap an outline, so that both stay visible where they overlap.
+_ACCURACY: dict[str, Any] = {"color": style.MIDDLE, "edgecolor": "white"}
+_GAP: dict[str, Any] = {"fill": False, "edgecolor": style.VERMILION, "linewidth": 1.2}
+# The part of a bin's width on each side of its outline.
+_MARGIN = 0.08
 
 
 def reliability_diagram(
@@ -62,17 +63,19 @@ def reliability_diagram(
 ) -> Figure:
     """Draw accuracy against confidence, with one panel for each name.
 
-    Use it for one model, or to compare a few, for example before and after a temperature. For several models, each
-    before and after, use `reliability_grid`.
+    Use it for one model, or to compare a few, for example before and after a temperature. For
+    several models, each before and after, use `reliability_grid`.
 
-    In each panel the black line of a bar is the accuracy of a confidence bin, and the hatched part the distance to the
-    bin's mean confidence, in one colour if the bin is over-confident and in another if it is under-confident. Bins of
-    fewer than 10 examples are faded, because their accuracies are mostly chance. Below is the
-    fraction of examples in each bin, with their number, and two lines at the mean confidence and the overall
-    accuracy. If the mean confidence is to the right, the model is over-confident on the whole.
+    In each panel a bar is the accuracy of a confidence bin, and the outline reaches from there to
+    the bin's mean confidence: an empty outline above the bar is over-confidence, one within the bar
+    under-confidence. Bins of fewer than 10 examples are faded, because their accuracies are mostly
+    chance. Below is the fraction of examples in each bin, with their number, and two lines at the
+    mean confidence and the overall accuracy. If the mean confidence is to the right, the model is
+    over-confident on the whole.
 
     Args:
-        panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or 0.
+        panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or
+            0.
         n_bins: M, the number of equal-width bins (lower, upper].
 
     References:
@@ -91,7 +94,8 @@ def reliability_grid(
     n_bins: int = 15,
     title: str | None = None,
 ) -> Figure:
-    """Draw reliability diagrams in rows and columns, for example before and after a temperature x losses.
+    """Draw reliability diagrams in rows and columns, for example before and after a temperature x
+    losses.
 
     The panels are those of `reliability_diagram`.
 
@@ -136,28 +140,21 @@ def reliability_of_sums(
     with style.paired_panels(list(rows), columns, labels, title) as (figure, axes):
         for (row, column), (upper, lower) in axes.items():
             sums = rows[row][column]
-            _draw_accuracy(upper, sums)
-            _draw_counts(lower, sums)
             n = _n_rows(sums, column, n_rows)
+            _draw_accuracy(upper, sums, n)
+            _draw_counts(lower, sums)
             upper.set_title(_summary(sums, n), fontsize=7, loc="left", pad=4)
             if column == columns[0]:
                 _name_row(upper, row)
-        style.add_legend(
-            figure,
-            figure.axes[0],
-            style.MEANS,
-            columns={1: 2, 2: 3}.get(len(columns), 6),
-        )
-        # The legend has the look of the first bin, so bins are faded after it.
-        for (row, column), (upper, _) in axes.items():
-            sums = rows[row][column]
-            shares = sums.counts / sums.counts.sum()
-            _fade(upper, shares * _n_rows(sums, column, n_rows))
+        n_in_a_row = {1: 2, 2: 4}.get(len(columns), 6)
+        style.add_legend(figure, *figure.axes, columns=n_in_a_row)
     return figure
 
 
 def _n_rows(sums: BinSums, column: str, n_rows: Mapping[str, int] | None) -> int:
-    """The number of rows of a column, which the counts of its bins add up to unless they are sums of weights."""
+    """The number of rows of a column, which the counts of its bins add up to unless they are sums
+    of weights.
+    """
     if n_rows is None:
         return round(sums.counts.sum())
     return n_rows[column]
@@ -185,38 +182,40 @@ def _name_row(axes: Axes, row: str) -> None:
     )
 
 
-def _draw_accuracy(axes: Axes, sums: BinSums) -> None:
-    """Draw a line at the accuracy, and a hatched part between accuracy and mean confidence."""
+def _draw_accuracy(axes: Axes, sums: BinSums, n_rows: int) -> None:
+    """Draw bars up to the accuracy, with outlines from there to the mean confidence."""
     shown = sums.counts > 0
     edges = uniform_edges(len(shown))
     left = edges[:-1][shown]
     width = np.diff(edges)[shown]
     confidence, accuracy = (each[shown] for each in sums.means())
-    common = np.minimum(accuracy, confidence)
-    bars = partial(axes.bar, left, width=width, align="edge", linewidth=0.4)
-    bars(common, **_RIGHT)
-    bars(confidence - common, bottom=common, label="gap: over-confident", **_OVER)
-    bars(accuracy - common, bottom=common, label="gap: under-confident", **_UNDER)
-    axes.hlines(
-        accuracy,
-        left,
-        left + width,
-        label="accuracy of the bin",
-        color="black",
-        linewidth=1.2,
-        clip_on=False,
-    )
-
-
-def _fade(axes: Axes, n_rows: FloatArray) -> None:
-    """Fade the bins of few rows (M,), whose accuracies are mostly chance."""
-    is_few = n_rows[n_rows > 0] < _FEW_ROWS
-    opacity = np.where(is_few, _FADED, 1.0)
-    for container in axes.containers:
-        for bar, alpha in zip(container, opacity.tolist(), strict=True):
-            bar.set_alpha(alpha)
-    (lines,) = axes.collections
-    lines.set_alpha(opacity.tolist())
+    margin = _MARGIN * width
+    # Of a few rows, the accuracy is mostly chance. Counts may be sums of weights.
+    is_few = n_rows * sums.counts[shown] / sums.counts.sum() < _FEW_ROWS
+    for some, opacity in ((~is_few, 1.0), (is_few, _FADED)):
+        if not some.any():
+            continue
+        of_few = opacity == _FADED
+        axes.bar(
+            left[some],
+            accuracy[some],
+            width[some],
+            align="edge",
+            linewidth=0.4,
+            alpha=opacity,
+            label="fewer than 10 rows" if of_few else "accuracy of the bin",
+            **_ACCURACY,
+        )
+        axes.bar(
+            (left + margin)[some],
+            (confidence - accuracy)[some],
+            (width - 2 * margin)[some],
+            bottom=accuracy[some],
+            align="edge",
+            alpha=opacity,
+            label=None if of_few else "gap to the mean confidence",
+            **_GAP,
+        )
 
 
 def _draw_counts(axes: Axes, sums: BinSums) -> None:
@@ -226,6 +225,7 @@ def _draw_counts(axes: Axes, sums: BinSums) -> None:
     share = sums.counts / total
     most = share.max()
     look: dict[str, Any] = {"color": style.LIGHT, "edgecolor": "white"}
+    look["label"] = "share of the rows"
     axes.bar(edges[:-1], share, np.diff(edges), align="edge", linewidth=0.4, **look)
     axes.set_ylim(0, most / (1 - _COUNTS_BAND) * 1.04)
     axes.set_yticks([0, most], ["0", f"{most:.0%}"])
@@ -262,10 +262,12 @@ def confidence_histogram(
     n_bins: int = 20,
     title: str | None = None,
 ) -> Figure:
-    """Draw the distribution of the confidences of correct predictions (up) and of wrong predictions (down).
+    """Draw the distribution of the confidences of correct predictions (up) and of wrong predictions
+    (down).
 
-    It shows whether confidence separates correct from wrong predictions, which a reliability diagram does not show: if
-    it does, the two halves have different shapes. Each half has fractions of its own examples.
+    It shows whether confidence separates correct from wrong predictions, which a reliability
+    diagram does not show: if it does, the two halves have different shapes. Each half has fractions
+    of its own examples.
 
     Args:
         panels: name -> (confidences, correct), each (N,), as in `reliability_diagram`.
@@ -287,7 +289,7 @@ def confidence_histogram(
             upwards = _shares(top.confidence[is_right], n_bins)
             downwards = -_shares(top.confidence[~is_right], n_bins)
             _draw_half(axes, upwards, _RIGHT)
-            _draw_half(axes, downwards, _OVER)
+            _draw_half(axes, downwards, _WRONG)
             right = f"right: {is_right.sum():,}"
             wrong = f"wrong: {(~is_right).sum():,}"
             look = {"transform": axes.transAxes, "fontsize": 7.5}
@@ -334,10 +336,11 @@ def class_reliability_grid(
 ) -> Figure:
     r"""Draw the frequency of each class against its predicted probability.
 
-    It shows errors of single classes, which cancel in a `reliability_diagram` of the predicted class. A point is a
-    bin of the class's probabilities over all N examples; its area grows with the number of examples, and its bar is
-    a 95% Wilson interval. The number is the class's term of the classwise calibration error. If there are more than
-    `max_classes` classes, those with the largest error are drawn, and the figure says so.
+    It shows errors of single classes, which cancel in a `reliability_diagram` of the predicted
+    class. A point is a bin of the class's probabilities over all N examples; its area grows with
+    the number of examples, and its bar is a 95% Wilson interval. The number is the class's term of
+    the classwise calibration error. If there are more than `max_classes` classes, those with the
+    largest error are drawn, and the figure says so.
 
     Args:
         probs: (N, C) float, rows that sum to 1.

@@ -39,29 +39,34 @@ def smooth_reliability_diagram(
     seed: int = 0,
     title: str | None = None,
 ) -> Figure:
-    r"""Draw a smooth curve of accuracy against confidence, with its confidence band, one panel for each name.
+    r"""Draw a smooth curve of accuracy against confidence, with its confidence band,
+    one panel for each name.
 
     It does not depend on a number of bins; `reliability_diagram` is the form that readers know.
 
-    The curve is the kernel regression $\hat a(t)$ of `hf_calib.metrics.smooth.smooth_reliability`. It is thick where
-    confidences are frequent, and is drawn only between the smallest and the largest confidence. The band is pointwise
-    and contains the middle of the curves of bootstrap resamples. Where the dotted diagonal is outside the band, the
-    model is over-confident (curve below) or under-confident (above) beyond chance. Below is the density of the
-    confidences, with lines at the mean confidence and the overall accuracy.
+    The curve is the kernel regression $\hat a(t)$ of `hf_calib.metrics.smooth.smooth_reliability`.
+    It is thick where confidences are frequent, and is drawn only between the smallest and the
+    largest confidence. The band is pointwise and contains the middle of the curves of bootstrap
+    resamples. Where the dotted diagonal is outside the band, the model is over-confident (curve
+    below) or under-confident (above) beyond chance. Below is the density of the confidences, with
+    lines at the mean confidence and the overall accuracy.
 
     Args:
-        panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or 0.
+        panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or
+            0.
         confidence_level: level of the band, in (0, 1).
-        n_resamples: number of bootstrap resamples, at least 2; fewer are drawn above 100,000 examples.
+        n_resamples: number of bootstrap resamples, at least 2; fewer are drawn above 100,000
+            examples.
         seed: seed of the bootstrap.
 
     Notes:
-        The bandwidth is that of the smooth calibration error, as in the paper, but at most that of the normal
-        reference rule, 1.06 times the standard deviation of the confidences over $N^{1/5}$. The paper's bandwidth
-        grows with the error and would flatten the curve of a badly calibrated model.
+        The bandwidth is that of the smooth calibration error, as in the paper, but at most that of
+        the normal reference rule, 1.06 times the standard deviation of the confidences over
+        $N^{1/5}$. The paper's bandwidth grows with the error and would flatten the curve of a badly
+        calibrated model.
 
-        If all resamples agree, for example because every prediction is correct, the band has no width. The band
-        shows only the uncertainty that this sample contains.
+        If all resamples agree, for example because every prediction is correct, the band has no
+        width. The band shows only the uncertainty that this sample contains.
 
     References:
         Blasiok and Nakkiran 2023, section 2; Silverman 1986, section 3.4.2 (reference rule).
@@ -93,22 +98,27 @@ def smooth_reliability_diagram(
             error = smooth_error(top)
             summary = f"smECE {error:.3f}   accuracy {accuracy:.3f}   N {n_rows:,}"
             upper.set_title(summary, fontsize=7, loc="left", pad=4)
-        smoothed = {"color": style.BLUE, "linewidth": 2.4}
-        lines = {"smoothed accuracy": smoothed, **style.MEANS}
+        # The curve itself is of pieces, which have no name.
+        smoothed: Any = {"color": style.BLUE, "linewidth": 2.4}
+        first, below = next(iter(axes.values()))
+        first.plot([], [], label="smoothed accuracy", **smoothed)
         n_columns = min(len(checked) + 1, 5)
-        style.add_legend(figure, figure.axes[0], lines, columns=n_columns)
+        style.add_legend(figure, first, below, columns=n_columns)
     return figure
 
 
 def _draw_density(axes: Axes, top: TopLabel) -> None:
     found = smooth_reliability(*top, bandwidth=_DENSITY_BANDWIDTH)
-    axes.fill_between(found.grid, found.density, color=style.LIGHT, linewidth=0)
+    look: Any = {"color": style.LIGHT, "linewidth": 0, "label": "density of the rows"}
+    axes.fill_between(found.grid, found.density, **look)
     axes.set_ylim(0, found.density.max() * 1.1)
     axes.set_yticks([])
 
 
 def _curve(top: TopLabel) -> SmoothReliability:
-    """The curve at the bandwidth of the smooth calibration error, or a narrower one if that hides its shape."""
+    """The curve at the bandwidth of the smooth calibration error,
+    or a narrower one if that hides its shape.
+    """
     curve = smooth_reliability(*top)
     spread = float(top.confidence.std())
     reference = 1.06 * spread * len(top.confidence) ** -0.2
@@ -135,7 +145,8 @@ def _band(
             *drawn, bandwidth=curve.bandwidth, grid_size=n_points
         )
         curves[k] = resampled.accuracy
-    # A resample without an example near a point has no value there; the curve itself is used instead.
+    # A resample without an example near a point has no value there;
+    # the curve itself is used instead.
     curves = np.where(np.isnan(curves), curve.accuracy, curves)
     return np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
@@ -185,20 +196,24 @@ def corp_diagram(
 ) -> Figure:
     r"""Draw the recalibrated confidence against the confidence, one panel for each name.
 
-    It depends neither on a number of bins nor on a bandwidth, because the steps are those of an isotonic regression.
-    The band is the range of a calibrated model's curve at each of these confidences. It is pointwise: in most diagrams
-    a calibrated model's curve also leaves it somewhere, so leaving it in a few places shows nothing.
-    `hf_calib.metrics.consistency_test` tests all confidences together. Above each panel are the parts of the top
-    label's Brier score (miscalibration, discrimination, uncertainty), and below it a histogram of the confidences.
+    It depends neither on a number of bins nor on a bandwidth, because the steps are those of an
+    isotonic regression. The band is the range of a calibrated model's curve at each of these
+    confidences. It is pointwise: in most diagrams a calibrated model's curve also leaves it
+    somewhere, so leaving it in a few places shows nothing. `hf_calib.metrics.consistency_test`
+    tests all confidences together. Above each panel are the parts of the top label's Brier score
+    (miscalibration, discrimination, uncertainty), and below it a histogram of the confidences.
 
     Args:
-        panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or 0.
+        panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or
+            0.
         confidence_level: level of the band at each point, in (0, 1).
-        n_resamples: number of draws of the labels, at least 1; fewer are drawn above 40,000 different confidences.
+        n_resamples: number of draws of the labels, at least 1; fewer are drawn above 40,000
+            different confidences.
         seed: seed of the draws.
 
     References:
-        Dimitriadis, Gneiting and Jordan 2021, "Stable reliability diagrams for probabilistic classifiers".
+        Dimitriadis, Gneiting and Jordan 2021, "Stable reliability diagrams for probabilistic
+        classifiers".
 
     >>> figure = corp_diagram({"before": ([0.9, 0.8, 0.7], [1, 0, 1])}, n_resamples=20)
     >>> len(figure.axes)
@@ -219,7 +234,8 @@ def corp_diagram(
             band = f"{100 * confidence_level:g}% pointwise band if calibrated"
             _draw_isotonic(upper, curve, band)
             bars = np.linspace(0, 1, _N_BARS + 1)
-            lower.hist(top.confidence, bins=bars, color=style.LIGHT)
+            look: Any = {"color": style.LIGHT, "label": "number of rows"}
+            lower.hist(top.confidence, bins=bars, **look)
             lower.set_yticks([])
             parts = decompose(top)
             summary = (
@@ -227,7 +243,7 @@ def corp_diagram(
                 f"UNC {parts.uncertainty:.4f}"
             )
             upper.set_title(summary, fontsize=7, loc="left", pad=4)
-        style.add_legend(figure, figure.axes[0], columns=2)
+        style.add_legend(figure, *next(iter(axes.values())), columns=2)
     return figure
 
 
@@ -249,16 +265,20 @@ def _draw_isotonic(axes: Axes, curve: CorpCurve, label: str) -> None:
 def risk_coverage_diagram(
     models: Mapping[str, tuple[ArrayLike, ArrayLike]], *, title: str | None = None
 ) -> Figure:
-    r"""Draw the error rate among the most confident predictions against the fraction of predictions kept.
+    r"""Draw the error rate among the most confident predictions against the fraction of predictions
+    kept.
 
-    Use it to choose a threshold for abstention, or to compare models; lower is better. Unlike a reliability
-    diagram it depends only on the order of the confidences, so a temperature hardly changes it.
+    Use it to choose a threshold for abstention, or to compare models; lower is better. Unlike a
+    reliability diagram it depends only on the order of the confidences, so a temperature hardly
+    changes it.
 
-    The area under the curve is the mean risk over all coverages. With one model, grey lines bound it: the upper
-    line is for uninformative confidences, the lower line for confidences that rank every wrong prediction last.
+    The area under the curve is the mean risk over all coverages. With one model, grey lines bound
+    it: the upper line is for uninformative confidences, the lower line for confidences that rank
+    every wrong prediction last.
 
     Args:
-        models: name -> (confidences, correct), each (N,), as in `reliability_diagram`; N may differ.
+        models: name -> (confidences, correct), each (N,), as in `reliability_diagram`; N may
+            differ.
 
     References:
         El-Yaniv and Wiener 2010; Geifman et al. 2019 (the area).
@@ -290,7 +310,9 @@ def risk_coverage_of_curves(
     bounds_of: FloatArray | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw `risk_coverage_diagram` from curves, name -> (coverage, risk), with the bounds of `correct` (N,)."""
+    """Draw `risk_coverage_diagram` from curves, name -> (coverage, risk),
+    with the bounds of `correct` (N,).
+    """
     with style.drawing(3.5, 3.1 + 0.16 * len(curves), title) as figure:
         axes = figure.subplots()
         for name, look in zip(curves, style.line_looks(), strict=False):

@@ -29,15 +29,17 @@ _GAMMA = re.compile(r"gamma_(\d+)")
 def gamma_dynamics(
     log_history: Iterable[Mapping[str, Any]], *, title: str | None = None
 ) -> Figure:
-    """Draw the gamma of each confidence bin during training, below the calibration gap that changes it.
+    """Draw the gamma of each confidence bin during training,
+    below the calibration gap that changes it.
 
-    Use it for AdaFocal and similar losses. Each bin has three panels from the top: its calibration gap on the
-    held-out predictions (confidence minus accuracy), its gamma, and its range of confidences. All bins have the same
-    axes. If there are more than 20 bins, 20 are drawn.
+    Use it for AdaFocal and similar losses. Each bin has three panels from the top: its calibration
+    gap on the held-out predictions (confidence minus accuracy), its gamma, and its range of
+    confidences. All bins have the same axes. If there are more than 20 bins, 20 are drawn.
 
     Args:
-        log_history: entries with "step", "gamma_00", "gamma_01", ..., "calibration_gap_00", ... and "edge_00", ...,
-            such as `trainer.state.log_history`. Other entries, such as training losses, are skipped.
+        log_history: entries with "step", "gamma_00", "gamma_01", ..., "calibration_gap_00", ... and
+            "edge_00", ..., such as `trainer.state.log_history`. Other entries, such as training
+            losses, are skipped.
 
     Raises:
         ValueError: if no entry has gammas.

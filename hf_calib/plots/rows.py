@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def slice_diagram(
     names: Sequence[str], gaps: FloatArray, differs: NDArray[np.bool_], *, column: str
 ) -> Figure:
-    """Draw each slice's confidence minus accuracy with its interval, filled if it differs from the others.
+    """Draw each slice's confidence minus accuracy with its interval,
+    filled if it differs from the others.
 
     Args:
         names: S names of slices, from the top.

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours are distinguishable in every kind of colour vision; hatching helps in grey.
+# Okabe and Ito's colours are distinguishable in every kind of colour vision;
+# hatching helps in grey.
 BLUE, SKY, VERMILION = "#0072B2", "#A6D8F5", "#D55E00"
 PEACH, GREY, LIGHT = "#F9C9A8", "#8C8C8C", "#BDBDBD"
+MIDDLE = "#6FB1DC"
 
 _MANY = (BLUE, VERMILION, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
@@ -122,7 +124,9 @@ def affordable_resamples(n_resamples: int, n_values: int) -> int:
 
 @contextmanager
 def drawing(width: float, height: float, *titles: str | None) -> Iterator[Figure]:
-    """Yield a figure of this size in inches, without pyplot; the block draws in the style of this package."""
+    """Yield a figure of this size in inches, without pyplot;
+    the block draws in the style of this package.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -140,7 +144,9 @@ def paired_panels(
     ylabels: tuple[str, str],
     title: str | None,
 ) -> Iterator[tuple[Figure, dict[tuple[str, str], NDArray[Any]]]]:
-    """Yield a figure with two axes per row and column: one with the diagonal, and one for the confidences."""
+    """Yield a figure with two axes per row and column: one with the diagonal,
+    and one for the confidences.
+    """
     n_rows = len(rows)
     n_columns = len(columns)
     with drawing(0.7 + 2.5 * n_columns, 0.6 + 3.1 * n_rows, title) as figure:
@@ -194,8 +200,9 @@ def draw_diagonal(axes: Axes) -> None:
 
 def draw_means(axes: Axes, accuracy: float, confidence: float, top: float = 1) -> None:
     """Draw lines at both means, up to a fraction of the height."""
-    axes.axvline(accuracy, 0, top, clip_on=False, **MEANS["overall accuracy"])
-    axes.axvline(confidence, 0, top, clip_on=False, **MEANS["mean confidence"])
+    means = {"overall accuracy": accuracy, "mean confidence": confidence}
+    for name, mean in means.items():
+        axes.axvline(mean, 0, top, clip_on=False, label=name, **MEANS[name])
 
 
 def name_sides(axes: Axes) -> None:
@@ -206,20 +213,18 @@ def name_sides(axes: Axes) -> None:
     axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **look)
 
 
-def add_legend(
-    figure: Figure,
-    axes: Axes,
-    more: Mapping[str, Mapping[str, Any]] | None = None,
-    *,
-    columns: int = 1,
-) -> None:
-    """Add a legend of an axes below the figure, with further lines given by their style."""
-    from matplotlib.lines import Line2D
-
-    handles, _ = axes.get_legend_handles_labels()
-    for name, look in (more or {}).items():
-        handles.append(Line2D([], [], label=name, **look))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+def add_legend(figure: Figure, *several: Axes, columns: int = 1) -> None:
+    """Add a legend below the figure, with each name in some axes once."""
+    named: dict[str, Any] = {}
+    for axes in several:
+        handles, names = axes.get_legend_handles_labels()
+        named |= dict(zip(names, handles, strict=True))
+    figure.legend(
+        list(named.values()),
+        list(named),
+        loc="outside lower center",
+        ncols=columns,
+    )
 
 
 def line_looks() -> Iterator[dict[str, Any]]:
@@ -250,7 +255,8 @@ def write_above(axes: Axes, text: str, points: float, **look: Any) -> None:
 
 
 def name_lines(name: str, width: int) -> list[str]:
-    """Return lines of at most `width` characters, broken at spaces, or after underscores, slashes and hyphens.
+    """Return lines of at most `width` characters, broken at spaces, or after underscores,
+    slashes and hyphens.
 
     >>> name_lines("focal_calibration_cifar10", 24), name_lines("focal, gamma -3.59", 15)
     (['focal_calibration_', 'cifar10'], ['focal, gamma', '-3.59'])
@@ -298,7 +304,9 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 
 def write_image(figure: Figure, target: Any, **options: Any) -> None:
-    """Draw to a file or stream. Characters missing from the font become boxes, without matplotlib's warnings."""
+    """Draw to a file or stream. Characters missing from the font become boxes,
+    without matplotlib's warnings.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(target, **options)

@@ -41,7 +41,8 @@ _NAMES_OF_LABELS = {
 class Columns:
     """The columns of a table that are read."""
 
-    # "logits" or "probs", or "score" of the second of two classes, or "confidence" of the predicted class.
+    # "logits" or "probs", or "score" of the second of two classes,
+    # or "confidence" of the predicted class.
     kind: str
     scores: tuple[str, ...]  # A column per class, or one.
     class_names: tuple[str, ...] = ()  # Empty for top labels.
@@ -140,7 +141,8 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     check_different(opened, found.scores)
     check_class_names(found.class_names)
     if label is not None and found.kind != CONFIDENCE:
-        check_unambiguous(opened.kinds[label], label, found.class_names)
+        kind = opened.kinds[label]
+        check_unambiguous(kind, f"column {label!r}", found.class_names)
     by = tuple(dict.fromkeys(wanted.by))
     return replace(found, label=label, weight=wanted.weight_column, by=by)
 
@@ -202,7 +204,9 @@ def _of_lists(
 def _of_classes(
     opened: Opened, others: Sequence[str], label: str | None, wanted: Wanted
 ) -> Columns | None:
-    """Columns whose names say what they hold; a single probability is that of one class against all others."""
+    """Columns whose names say what they hold; a single probability is that of one class against all
+    others.
+    """
     found = {}
     for kind, prefix in PREFIXES.items():
         used = [name for name in others if name.startswith(prefix)]
@@ -371,7 +375,9 @@ def _check_classes_named(used: Sequence[str], classes: Sequence[str]) -> None:
 
 
 def numbers_of(column: Any, name: str) -> NDArray[Any]:
-    """Return a column of numbers (n,), with floats unchanged and others as float64; raise if a value is missing."""
+    """Return a column of numbers (n,), with floats unchanged and others as float64;
+    raise if a value is missing.
+    """
     import pyarrow
     import pyarrow.compute as compute
 

@@ -1,4 +1,6 @@
-"""Files of predictions: found, opened by their formats, read column by column, and their errors in one sentence."""
+"""Files of predictions: found, opened by their formats, read column by column,
+and their errors in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -251,7 +253,9 @@ class Opened(ABC):
 
     @abstractmethod
     def parts(self, names: Sequence[str], width: int) -> Iterator[tuple[int, Table]]:
-        """Yield stored columns in tables, each with its first row's number; a value has `width` numbers."""
+        """Yield stored columns in tables, each with its first row's number;
+        a value has `width` numbers.
+        """
 
 
 def open_file(filesystem: Any, file: File) -> Opened:
@@ -432,7 +436,9 @@ def _is_number(text: str) -> bool:
 
 
 class _JsonLines(_Held):
-    """A .jsonl file, which is parsed in one block, because a block's types are those of its own rows."""
+    """A .jsonl file, which is parsed in one block, because a block's types are those of its own
+    rows.
+    """
 
     def __init__(self, filesystem: Any, file: File) -> None:
         super().__init__(filesystem, file)
@@ -470,7 +476,9 @@ def _parsed_json(content: bytes) -> Table:
 
 
 def _with_whole_numbers(table: Table, content: bytes) -> Table:
-    """The table, with columns as texts whose integers no double holds, as different ids would become equal."""
+    """The table, with columns as texts whose integers no double holds,
+    as different ids would become equal.
+    """
     import pyarrow
 
     names = table.column_names
@@ -496,7 +504,9 @@ def _with_whole_numbers(table: Table, content: bytes) -> Table:
 
 
 def _has_large_doubles(column: Any) -> bool:
-    """Whether a column, or a list or an object in it, holds doubles so large that integers next to them are none."""
+    """Whether a column, or a list or an object in it, holds doubles so large that integers next to
+    them are none.
+    """
     import pyarrow.compute as compute
     from pyarrow import types
 
@@ -541,7 +551,9 @@ def _without_dates(kind: Any) -> Any:
 
 
 def _check_objects(lines: TextIO, name: str) -> None:
-    """Raise unless each line is a JSON object; pyarrow ends the whole process at nulls and at deep nesting."""
+    """Raise unless each line is a JSON object; pyarrow ends the whole process at nulls and at deep
+    nesting.
+    """
     row = 0
     for line in lines:
         text = line.strip().lstrip("\ufeff")
@@ -587,7 +599,9 @@ def check_numbers(holds: bool, name: str, got: object) -> None:
 
 @contextmanager
 def naming(file: File, files: Sequence[File], first: int = 0) -> Iterator[None]:
-    """A context in which errors of rows, from `first` on, name file and row, and others one of several files."""
+    """A context in which errors of rows, from `first` on, name file and row,
+    and others one of several files.
+    """
     try:
         yield
     except RowError as error:

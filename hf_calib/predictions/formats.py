@@ -44,7 +44,8 @@ _SOFT_LABELS = ("soft_labels", "probs")  # CIFAR-10H has the latter.
 def load_arrays(
     path: str, argument: str, *, labelled: bool = True
 ) -> Predictions | TopLabels:
-    """Load predictions from arrays `logits` or `probs`, `labels` and optionally `class_names`; missing labels are 0.
+    """Load predictions from arrays `logits` or `probs`, `labels` and optionally `class_names`;
+    missing labels are 0.
 
     Of top labels the arrays are `confidence` and `correct`, or `prediction` and `labels`.
     """
@@ -105,7 +106,8 @@ def _are_equal(predicted: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int6
 def save_predictions(
     predictions: Predictions | TopLabels, path: str | os.PathLike[str]
 ) -> None:
-    """Write predictions as .npz for `load_predictions`, completely or not at all; an existing file is replaced.
+    """Write predictions as .npz for `load_predictions`, completely or not at all;
+    an existing file is replaced.
 
     The sentences of tokens are kept. Weights and slices belong into a table.
 
@@ -151,7 +153,8 @@ def write_calibrated(
 ) -> None:
     """Write some rows of files with calibrated probabilities in place of their scores.
 
-    The rows of a table become a table, with all other columns unchanged; those of arrays and logs become arrays.
+    The rows of a table become a table, with all other columns unchanged; those of arrays and logs
+    become arrays.
 
     Args:
         read: the files as they were read, with all of their columns.
@@ -225,7 +228,9 @@ def _columns_of(read: Read, probs: NDArray[Any]) -> dict[str, Any]:
 def load_soft_labels(
     path: str | os.PathLike[str], n_rows: int, n_classes: int
 ) -> NDArray[np.float64]:
-    """Load soft labels (N, C), the shares of annotators per class, from a file's array `soft_labels` or `probs`."""
+    """Load soft labels (N, C), the shares of annotators per class,
+    from a file's array `soft_labels` or `probs`.
+    """
     check(
         os.path.isfile(path),
         "soft_labels to name an existing file",
@@ -267,7 +272,9 @@ def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any
 
 
 def _check_n_rows(archive: Any, path: str) -> None:
-    """Raise if headers state several numbers of rows, as a small file may hold arrays larger than the memory, or 0."""
+    """Raise if headers state several numbers of rows, as a small file may hold arrays larger than
+    the memory, or 0.
+    """
     rows = {
         name: _shape(archive, name)[:1]
         for name in _ARRAYS[:-1]  # Class names are no rows.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputTypeError, check, expected, few, look_alikes
 from hf_calib._text import as_number
-from hf_calib.metrics.checks import RowError
+from hf_calib.metrics.checks import RowError, refuse
 
 OF_TABLES = (
     "the names of the class columns",
@@ -25,7 +25,7 @@ _PADDED = re.compile(r"\s*[+-]?0\d")
 _LARGEST_EXACT = 2**53  # Above it, float64 does not represent all integers.
 
 
-def check_unambiguous(kind: Any, label: str, class_names: Sequence[str]) -> None:
+def check_unambiguous(kind: Any, argument: str, class_names: Sequence[str]) -> None:
     """Raise if a label of this pyarrow type may be the name of one class and the id of another."""
     from pyarrow import types
 
@@ -39,49 +39,49 @@ def check_unambiguous(kind: Any, label: str, class_names: Sequence[str]) -> None
         for place, (name, number) in enumerate(zip(class_names, numbers, strict=True))
         if number in ids and number != place
     ]
-    check(
-        not twofold,
-        f"each label in column {label!r} to be a name or an id of one class only",
-        f"class names {few(twofold)} that are ids of other classes, next to names "
-        "that are no numbers",
-        "rename the classes and the labels",
-    )
+    requirement = f"each label in {argument} to be a name or an id of one class only"
+    got = f"class names {few(twofold)} that are ids of other classes, next to names "
+    got += "that are no numbers"
+    check(not twofold, requirement, got, "rename the classes and the labels")
 
 
 def label_ids(
-    column: Any, name: str, names: Sequence[str], told: tuple[str, str] = OF_TABLES
+    column: Any,
+    argument: str,
+    names: Sequence[str],
+    told: tuple[str, str] = OF_TABLES,
+    *,
+    as_written: bool = False,
 ) -> NDArray[np.int64]:
-    """Return the ids (n,) of the labels in a pyarrow array, which are names or ids; raise a `RowError` otherwise.
+    """Return the ids (n,) of the labels in a pyarrow array; raise a `RowError` if one has none.
 
-    One rule holds for the whole column. Its labels are names if all of them are; upper and lower case count only if
-    names differ by it alone. Otherwise they are ids from 0, also as floats or texts. If all names are numbers, labels
-    are names, which are compared as numbers.
+    Labels are names or ids, and one rule holds for the whole column. They are names if all of them
+    are; upper and lower case count only if names differ by it alone. Otherwise they are ids from 0,
+    also as floats or texts. If all names are numbers, labels are names, which are compared as
+    numbers. The ids may be outside of 0..C-1, see `check_ids`.
 
     Args:
         column: integers, floats, texts or booleans.
-        name: name of the column.
+        argument: the column in errors.
         names: C class names.
         told: for errors, the requirement on the labels and the way out.
+        as_written: whether names count in their case only, and ids if they are plain integers and
+            no label is a name. So it is in training data, which name their own classes.
     """
     import pyarrow
-    import pyarrow.compute as compute
     from pyarrow import types
 
-    argument = f"column {name!r}"
     numbers = [as_number(name) for name in names]
     are_ids = None in numbers or numbers == list(range(len(names)))
     if types.is_integer(column.type) and not column.null_count and are_ids:
         return np.asarray(column).astype(np.int64, copy=False)
     column = filled(column, argument)
     texts = column.cast(pyarrow.string())
-    found = compute.index_in(texts, pyarrow.array(names, pyarrow.string()))
-    lower = [each.lower() for each in names]
-    if found.null_count and len(set(lower)) == len(lower):
-        in_lower_case = pyarrow.array(lower, pyarrow.string())
-        found = compute.index_in(compute.utf8_lower(texts), in_lower_case)
+    found = _as_names(texts, names)
+    if found.null_count and not as_written:
+        found = _as_names_in_any_case(texts, names, found)
     if found.null_count or are_numbers(column.type):
-        of_numbers = _ids_of_numbers(texts, argument, numbers)
-        found = found if of_numbers is None else of_numbers
+        found = _as_numbers(texts, names, found, argument, as_written)
     if found.null_count:
         row = int(np.argmax(found.is_null()))
         unknown = texts[row].as_py()
@@ -91,8 +91,76 @@ def label_ids(
     return np.asarray(found).astype(np.int64)
 
 
+def check_ids(
+    ids: NDArray[np.int64], argument: str, n_classes: int, way_out: str
+) -> None:
+    """Raise unless all ids (n,) are of these classes."""
+    outside = (ids < 0) | (ids >= n_classes)
+    refuse(outside, argument, f"hold ids in 0..{n_classes - 1}", ids, way_out)
+
+
+def _as_names(texts: Any, names: Sequence[str]) -> Any:
+    """The ids (n,) of labels that are names, null for others."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    return compute.index_in(texts, pyarrow.array(names, pyarrow.string()))
+
+
+def _as_names_in_any_case(texts: Any, names: Sequence[str], found: Any) -> Any:
+    """The ids (n,) without upper and lower case; what was found if names differ by it alone."""
+    import pyarrow.compute as compute
+
+    lower = [name.lower() for name in names]
+    if len(set(lower)) < len(lower):
+        return found
+    return _as_names(compute.utf8_lower(texts), lower)
+
+
+def _as_numbers(
+    texts: Any, names: Sequence[str], found: Any, argument: str, as_written: bool
+) -> Any:
+    """The ids (n,) of labels that are numbers; what was found if one is no number."""
+    import pyarrow
+
+    encoded = texts.dictionary_encode()
+    written = encoded.dictionary.to_pylist()
+    labels = [number for number in map(as_number, written) if number is not None]
+    if len(labels) < len(written):
+        return found
+    check_unambiguous(texts.type, argument, names)
+    numbers = [as_number(name) for name in names]
+    places = {number: i for i, number in enumerate(numbers)}
+    ids: list[int | None]
+    if None not in numbers or places.keys() >= set(labels):
+        times = Counter(numbers)
+        twice = [str(label) for label in labels if times[label] > 1]
+        requirement = f"class_names to differ as numbers, as those in {argument}"
+        way_out = "name each class by another number"
+        check(not twice, requirement, f"{few(twice)} twice", way_out)
+        ids = [places.get(label) for label in labels]
+    elif as_written and places.keys() & set(labels):
+        return found
+    else:
+        are_ids = [abs(label) <= _LARGEST_EXACT and label % 1 == 0 for label in labels]
+        if as_written:
+            # A text such as "01" may be a code.
+            are_ids = [text.isdecimal() and not _PADDED.match(text) for text in written]
+        wrong = ~np.array(are_ids)[np.asarray(encoded.indices)]
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            way_out = "choose another label_column"
+            raise RowError(
+                row, argument, "hold class names or ids", texts[row], way_out
+            )
+        ids = [int(label) for label in labels]
+    return pyarrow.array(ids, pyarrow.int64()).take(encoded.indices)
+
+
 def are_flags(column: Any, name: str, class_names: Sequence[str]) -> bool:
-    """Whether labels are false or true, which stand for the first and the second of these two class names."""
+    """Whether labels are false or true, which stand for the first and the second of these two class
+    names.
+    """
     import pyarrow
     import pyarrow.compute as compute
     from pyarrow import types
@@ -113,9 +181,10 @@ def are_equal(
 ) -> NDArray[np.int64]:
     """1 where the prediction (n,) is the label, in pyarrow arrays of any types; otherwise 0.
 
-    The rule is that of `label_ids`. Texts are names if one column has all values of the other. Otherwise numbers are
-    compared as numbers, and other texts without upper and lower case. As no class names say which is meant, texts that
-    may be codes or the same number, such as "01" and "1", are refused unless they are names.
+    The rule is that of `label_ids`. Texts are names if one column has all values of the other.
+    Otherwise numbers are compared as numbers, and other texts without upper and lower case. As no
+    class names say which is meant, texts that may be codes or the same number, such as "01" and
+    "1", are refused unless they are names.
     """
     import pyarrow
 
@@ -174,7 +243,9 @@ def _check_not_padded(
     texts: Sequence[str],
     told: str,
 ) -> None:
-    """Raise if a prediction, by its key, and a label are the same number, and one may be a code such as "01"."""
+    """Raise if a prediction, by its key, and a label are the same number,
+    and one may be a code such as "01".
+    """
     pairs = [
         (predicted[key], text)
         for key, text in zip(keys, texts, strict=True)
@@ -195,7 +266,9 @@ def _is_padded(text: str) -> bool:
 
 
 def _exact(column: Any, argument: str) -> Any:
-    """Return a column that is `filled`; raise if its numbers are floats that may have been other integers."""
+    """Return a column that is `filled`; raise if its numbers are floats that may have been other
+    integers.
+    """
     import pyarrow.compute as compute
     from pyarrow import types
 
@@ -225,7 +298,9 @@ def _key(text: str) -> Decimal | str:
 
 
 def is_same(text: str, other: str) -> bool:
-    """Whether two texts are one label: the same number, or the same text without upper and lower case."""
+    """Whether two texts are one label: the same number,
+    or the same text without upper and lower case.
+    """
     return _key(text) == _key(other)
 
 
@@ -261,40 +336,3 @@ def filled(column: Any, argument: str) -> Any:
         way_out = "remove the rows without one"
         raise RowError(row, argument, "hold a label in every row", "none", way_out)
     return column
-
-
-def _ids_of_numbers(
-    texts: Any, argument: str, numbers: Sequence[Decimal | None]
-) -> Any:
-    """The ids (n,) of labels that are numbers, null for those without a class; None if a label is no number."""
-    import pyarrow
-
-    encoded = texts.dictionary_encode()
-    read = [as_number(each) for each in encoded.dictionary.to_pylist()]
-    labels = [number for number in read if number is not None]
-    if len(labels) < len(read):
-        return None
-    ids: list[int | None]
-    places = {number: i for i, number in enumerate(numbers)}
-    if None not in numbers or places.keys() >= set(labels):
-        times = Counter(numbers)
-        twice = [str(label) for label in labels if times[label] > 1]
-        requirement = (
-            f"class_names to differ as numbers, as the labels in {argument} do"
-        )
-        way_out = "name each class by another number"
-        check(not twice, requirement, f"{few(twice)} twice", way_out)
-        ids = [places.get(label) for label in labels]
-    else:
-        is_id = np.array(
-            [abs(label) <= _LARGEST_EXACT and label % 1 == 0 for label in labels]
-        )
-        wrong = ~is_id[np.asarray(encoded.indices)]
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            way_out = "choose another label_column"
-            raise RowError(
-                row, argument, "hold class names or ids", texts[row], way_out
-            )
-        ids = [int(label) for label in labels]
-    return pyarrow.array(ids, pyarrow.int64()).take(encoded.indices)

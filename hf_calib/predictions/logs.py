@@ -72,7 +72,9 @@ class _Question:
 
 
 def read_log(rows: list[Any], name: str, scores: OptionScores = "sum") -> Predictions:
-    """Return the log-likelihoods of a log's answers as logits (see `read_predictions`), and the labels."""
+    """Return the log-likelihoods of a log's answers as logits (see `read_predictions`),
+    and the labels.
+    """
     questions = []
     for number, row in enumerate(rows):
         questions.append(_question(row, f"in row {number} of {name}"))
@@ -114,7 +116,8 @@ def _answers(arguments: Any, place: str) -> list[str]:
     """The answers in a dictionary, or in the pairs of context and answer of old versions."""
     pairs = arguments
     if isinstance(arguments, dict):
-        # A log with sorted keys has gen_args_10 before gen_args_2, but its log-likelihoods in order.
+        # A log with sorted keys has gen_args_10 before gen_args_2,
+        # but its log-likelihoods in order.
         pairs = [arguments[key] for key in sorted(arguments, key=_number_at_the_end)]
     try:
         texts = [pair["arg_1"] if isinstance(pair, dict) else pair[1] for pair in pairs]
@@ -152,7 +155,8 @@ def _likelihoods(found: Any, n_answers: int, place: str) -> FloatArray:
 def _labels(questions: Sequence[_Question]) -> NDArray[np.int64]:
     """The indices of the correct answers, which a task gives as an index or as a text.
 
-    A number may be the index of one answer and the text of another; the accuracies in the log decide.
+    A number may be the index of one answer and the text of another; the accuracies in the log
+    decide.
     """
     as_indices = [each.index for each in questions]
     as_texts = [each.index_of_text for each in questions]

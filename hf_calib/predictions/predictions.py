@@ -1,4 +1,6 @@
-"""Predictions: logits or probabilities of labelled rows from any source, kinds of labels, and names of files."""
+"""Predictions: logits or probabilities of labelled rows from any source, kinds of labels,
+and names of files.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ class Predictions:
     They come from a file, a model or a training run.
 
     Args:
-        labels: (N,) int in [0, C); with several labels per row (N, C) of 1, 0, or -100 for an unknown label.
+        labels: (N,) int in [0, C); with several labels per row (N, C) of 1, 0, or -100 for an
+            unknown label.
         logits: (N, C) float; pass these or `probs`.
         probs: (N, C) float, rows that sum to 1; with several labels per row any values in [0, 1].
         class_names: C names in the order of the columns, or None.
@@ -182,7 +185,9 @@ class Predictions:
         return SINGLE_LABEL if self.sentences is None else TOKENS
 
     def probabilities(self) -> NDArray[Any]:
-        """Return probabilities (N, C): `probs`, or the float64 softmax (multi-label: sigmoid) of `logits`."""
+        """Return probabilities (N, C): `probs`, or the float64 softmax (multi-label:
+        sigmoid) of `logits`.
+        """
         return (
             self.scores if self.logits is None else self.kind.probabilities(self.logits)
         )
@@ -214,10 +219,11 @@ class Predictions:
         return [*notes, *(str(each.message) for each in caught)]
 
     def check_labels_are_possible(self, purpose: str) -> None:
-        """Raise if the label of a row to fit a calibrator on, or to measure one on, has probability 0.
+        """Raise if the label of a row to fit a calibrator on, or to measure one on,
+        has probability 0.
 
-        It has no logarithm, and the number in its place would decide: with 1e-38, four such rows of 2,000 make a
-        temperature 1.70 instead of 0.96, and one row of 2,000 changes their NLL by .3.
+        It has no logarithm, and the number in its place would decide: with 1e-38, four such rows of
+        2,000 make a temperature 1.70 instead of 0.96, and one row of 2,000 changes their NLL by .3.
         """
         if self.probs is None:
             return
@@ -257,10 +263,11 @@ class Predictions:
 
 @dataclass(frozen=True, eq=False)
 class TopLabels:
-    """The confidences of predicted classes, and whether each is correct: predictions without the other classes.
+    """The confidences of predicted classes, and whether each is correct:
+    predictions without the other classes.
 
-    Use it if a service returns the best class only; `Predictions` has every class. All that the top label tells can be
-    measured. A calibrator is fitted as for two classes, "wrong" and "correct".
+    Use it if a service returns the best class only; `Predictions` has every class. All that the top
+    label tells can be measured. A calibrator is fitted as for two classes, "wrong" and "correct".
 
     Args:
         confidence: (N,) float in [0, 1].
@@ -361,7 +368,9 @@ def _selected(found: Any, rows: NDArray[Any] | slice) -> Any:
 
 
 def check_logits(logits: NDArray[Any], *, sigmoid: bool = False) -> None:
-    """Raise for logits (n, C) without probabilities; -inf is a class of probability 0, but not the largest logit."""
+    """Raise for logits (n, C) without probabilities; -inf is a class of probability 0,
+    but not the largest logit.
+    """
     largest = logits.max(axis=1)
     wrong = np.isnan(largest) if sigmoid else ~np.isfinite(largest)
     way_out = "remove the rows, or find the cause, such as a model that has diverged"
@@ -428,10 +437,12 @@ def check_same_classes(argument: str, found: Any, other: Any) -> None:
 
 
 def rows_in_both(found: Any, tested: Any) -> int:
-    """Return how many test rows are also among the rows to fit to, with the same labels and probabilities.
+    """Return how many test rows are also among the rows to fit to,
+    with the same labels and probabilities.
 
-    If scores are rounded, different examples coincide, also within a set. Rows count as shared if more than twice as
-    many coincide as by chance and 9 of 10 are distinct, or if the sets are equal.
+    If scores are rounded, different examples coincide, also within a set. Rows count as shared if
+    more than twice as many coincide as by chance and 9 of 10 are distinct, or if the sets are
+    equal.
     """
     keys = [_row_keys(predictions) for predictions in (found, tested)]
     (fitted, n_fitted), (reported, n_reported) = (
@@ -453,7 +464,9 @@ def rows_in_both(found: Any, tested: Any) -> int:
 
 
 def _row_keys(predictions: Any) -> NDArray[np.uint64]:
-    """Hashes (N,) of each row's labels and log-probabilities to four decimals, equal for logits and probabilities."""
+    """Hashes (N,) of each row's labels and log-probabilities to four decimals,
+    equal for logits and probabilities.
+    """
     logits = predictions.as_logits().astype(np.float64)
     log_probs = (
         log_expit(logits) if predictions.kind.sigmoid else log_softmax(logits, axis=1)
@@ -488,7 +501,8 @@ def without_query(path: str) -> str:
 
 
 def is_predictions(source: str) -> bool:
-    """Whether a name (an address, a glob or a folder) stands for files of predictions rather than a model.
+    """Whether a name (an address, a glob or a folder) stands for files of predictions rather than a
+    model.
 
     >>> [is_predictions(name) for name in ("logits.csv.gz", "s3://bucket/run/*.parquet", "someone/some-bert-2.1")]
     [True, True, False]

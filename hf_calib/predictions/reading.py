@@ -1,7 +1,8 @@
 """Predictions with their labels, read from files into memory: tables, arrays, and logs.
 
-Files are read once, whole. The scores of all files go into one matrix, a few columns of a row group at a time, so that
-no second copy of them exists; every other column becomes one column of all files, to which one rule applies.
+Files are read once, whole. The scores of all files go into one matrix, a few columns of a row group
+at a time, so that no second copy of them exists; every other column becomes one column of all
+files, to which one rule applies.
 """
 
 from __future__ import annotations
@@ -101,21 +102,24 @@ def read_predictions(
 ) -> Read:
     """Read files of predictions of one model into memory.
 
-    Use it for slices, weights, or rows of which only the top label is known; `load_predictions` is the short form.
+    Use it for slices, weights, or rows of which only the top label is known; `load_predictions` is
+    the short form.
 
     Args:
-        sources: files, folders, globs or fsspec addresses (s3://, gs://, hf://, https://, memory://), all on one
-            filesystem, in the formats of `load_predictions`. In a folder, all files below it are read, also partitions
-            (`country=de/part-0.parquet`) and links, except those whose names begin with "_" or ".".
+        sources: files, folders, globs or fsspec addresses (s3://, gs://, hf://, https://,
+            memory://), all on one filesystem, in the formats of `load_predictions`. In a folder,
+            all files below it are read, also partitions (`country=de/part-0.parquet`) and links,
+            except those whose names begin with "_" or ".".
         label_column: column of labels, see `load_predictions`; None if labels are not read.
         weight_column: column of weights, or None.
         by: columns that define slices.
-        class_names: names of the classes of columns that do not name them: lists, or the negative and the positive
-            class of one score.
-        option_scores: scores of the answers in a log of lm-evaluation-harness: the "sum" of their tokens'
-            log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
+        class_names: names of the classes of columns that do not name them: lists, or the negative
+            and the positive class of one score.
+        option_scores: scores of the answers in a log of lm-evaluation-harness: the "sum" of their
+            tokens' log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
         all_columns: True to keep all columns of tables, as `others`.
-        on_rows: called after each file with its number of rows, and that of all files, if they are many.
+        on_rows: called after each file with its number of rows, and that of all files, if they are
+            many.
 
     Raises:
         ValueError: if a file is missing, unreadable or truncated, or the files do not go together.
@@ -188,19 +192,21 @@ def load_predictions(
 
     Args:
         path: a file, folder, glob or address (see `read_predictions`) in one of these formats.
-            .npz, a local file: arrays `logits` or `probs` (N, C), `labels` (N,) int, and optionally `class_names`
-            (C,) str. Pickled objects are not read.
-            .csv, .tsv (also .gz), .jsonl or .parquet: a column of labels, and one column per class, in the order of
-            the classes: `logit_<class>` or `prob_<class>`, with other columns ignored, or only `<class>`, which are
-            probabilities; or a column of lists, `logits` or `probs`; or one `score` of the second of two classes.
+            .npz, a local file: arrays `logits` or `probs` (N, C), `labels` (N,) int, and optionally
+            `class_names` (C,) str. Pickled objects are not read.
+            .csv, .tsv (also .gz), .jsonl or .parquet: a column of labels, and one column per class,
+            in the order of the classes: `logit_<class>` or `prob_<class>`, with other columns
+            ignored, or only `<class>`, which are probabilities; or a column of lists, `logits` or
+            `probs`; or one `score` of the second of two classes.
             .jsonl: a log of lm-evaluation-harness (`--log_samples`, multiple choice).
-        label_column: column of labels in a table: class names, with upper and lower case ignored unless names differ
-            by it alone, or class ids from 0. If every class name is a number, labels are names, and 1 is "1.0". Names
-            that are ids of other classes, next to names that are no numbers, are refused, except for a column of
-            integers.
+        label_column: column of labels in a table: class names, with upper and lower case ignored
+            unless names differ by it alone, or class ids from 0. If every class name is a number,
+            labels are names, and 1 is "1.0". Names that are ids of other classes, next to names
+            that are no numbers, are refused, except for a column of integers.
 
     Raises:
-        ValueError: if the file is missing or unreadable, or its content is incomplete, ambiguous or wrong.
+        ValueError: if the file is missing or unreadable, or its content is incomplete, ambiguous or
+            wrong.
         TypeError: if a column or array is not numeric.
 
     >>> load_predictions("missing.npz")
@@ -291,7 +297,9 @@ def _concatenated(
 def _check_alike(
     tables: Sequence[Opened], columns: Columns, *, all_columns: bool
 ) -> None:
-    """Raise if files have other folders, columns or classes than the first, or columns of other kinds."""
+    """Raise if files have other folders, columns or classes than the first,
+    or columns of other kinds.
+    """
     files = [each.file for each in tables]
     folders = [key for key, _ in files[0].partition]
     for each in tables:
@@ -415,7 +423,7 @@ class _Rows:
             names = columns.class_names
             if columns.kind == SCORE and are_flags(column, columns.label, names):
                 names = FLAGS
-            labels = label_ids(column, columns.label, names)
+            labels = label_ids(column, f"column {columns.label!r}", names)
         kind = "logits" if columns.kind == "logits" else "probs"
         found: dict[str, Any] = {kind: scores, "class_names": columns.class_names}
         return Predictions(labels, **found, weights=weights, by=by)
@@ -428,12 +436,14 @@ class _Rows:
             requirement = "whether the prediction is correct"
             way_out = "write 0 or 1, or true or false"
             told = (requirement, way_out)
-            return label_ids(marked, outcome, FLAGS, told)
+            return label_ids(marked, f"column {outcome!r}", FLAGS, told)
         label = str(self.columns.label)
         return are_equal(marked, outcome, self.column(label), label)
 
     def column(self, name: str) -> Any:
-        """A column of all files, with nulls for those without it; texts in one and numbers in another are texts."""
+        """A column of all files, with nulls for those without it;
+        texts in one and numbers in another are texts.
+        """
         import pyarrow
 
         # A column is read once, and may be as large as one of the scores.
@@ -464,7 +474,9 @@ class _Rows:
 
 
 def _read_texts(column: Any) -> Any:
-    """A column of numbers that are written as texts, as in a partition's name or after a csv file; else the column."""
+    """A column of numbers that are written as texts, as in a partition's name or after a csv file;
+    else the column.
+    """
     import pyarrow
 
     if not pyarrow.types.is_string(column.type):

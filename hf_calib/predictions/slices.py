@@ -20,7 +20,8 @@ _TITLES = {None: _NO_VALUE, "": "(empty)", "-0.0": "0.0"}
 
 
 def slices_of(column: str, values: Sequence[Any]) -> tuple[list[str], IntArray]:
-    """Return the names of the slices, and the slice (N,) of each row: its value, or its fifth of many numbers.
+    """Return the names of the slices, and the slice (N,) of each row: its value,
+    or its fifth of many numbers.
 
     >>> slices_of("country", ["de", None, "de"])
     (['de', '(none)'], array([0, 1, 0]))

@@ -1,4 +1,6 @@
-"""predictions.safetensors: a trained model's logits of its calibration and test rows, with their labels."""
+"""predictions.safetensors: a trained model's logits of its calibration and test rows,
+with their labels.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class TrainingPredictions:
     """The predictions of a finished run.
 
     Args:
-        test: predictions of the test rows, not validated, because the logits of a diverged run are NaN.
+        test: predictions of the test rows, not validated, because the logits of a diverged run are
+            NaN.
         calibration: predictions of the calibration rows; None if the run had none.
     """
 

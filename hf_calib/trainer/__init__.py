@@ -1,6 +1,7 @@
 """The Hugging Face Trainer with a calibration loss, its arguments and its callbacks.
 
-Methods of `Trainer` that `CalibrationMixin` overrides, the reason, and the test that fails if upstream changes them:
+Methods of `Trainer` that `CalibrationMixin` overrides, the reason, and the test that fails if
+upstream changes them:
 
     | name | why | test |
     | --- | --- | --- |

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -28,24 +28,19 @@ from hf_calib.scaling.saved_map import (
 )
 from hf_calib.trainer.labels import Problem
 
-if TYPE_CHECKING:
-    from hf_calib.trainer.config import CalibrationConfig
-
 # Entries of calibration.json that a model's config does not have.
 _BESIDE_THE_CONFIG = ("class_names", "base_model", "data", "fingerprint", "metrics")
 
 Array = NDArray[Any]
 
 
-def scaler_of(config: CalibrationConfig, problem: Problem) -> Any:
-    """The calibrator of a configuration, or None; for "auto" a temperature if a bias would be lost."""
-    scaler = config.make_scaler()
+def scaler_for(problem: Problem, scaler: Any, *, is_default: bool) -> Any:
+    """The configured calibrator or None; a temperature for "auto" if a bias would be lost."""
     if problem.model is None or not isinstance(scaler, AutoScaling):
         return scaler
     # The logits of a few options are rows of a shared head, which can only be divided.
     if problem.answers is not None:
         return TemperatureScaling()
-    is_default = config.calibration_method is None
     if is_default and is_causal(problem.model):
         return None  # For a vocabulary it would take minutes and gigabytes.
     if head_loses_bias(problem.model, problem.n_classes):
@@ -57,7 +52,9 @@ def scaler_of(config: CalibrationConfig, problem: Problem) -> Any:
 
 
 def check_goes_with(scaler: Any, problem: Problem) -> None:
-    """Raise if a calibrator does not fit the problem or the model's head; "auto" is checked after its fit."""
+    """Raise if a calibrator does not fit the problem or the model's head; "auto" is checked after
+    its fit.
+    """
     method = method_of(scaler, folds=True)
     check_problem(scaler, problem.multi_label)
     title = map_title(method)
@@ -87,7 +84,8 @@ def check_goes_with(scaler: Any, problem: Problem) -> None:
         not is_tied or bool(norms_of_hidden_size(plain)),
         "the model to have a layer that a temperature can be folded into",
         got=f"{tied}, and whose norms have no weights",
-        way_out="set calibration_method='none', and divide the logits by a temperature when using the model",
+        way_out="set calibration_method='none', and divide the logits by a temperature when using "
+        "the model",
     )
 
 
@@ -102,7 +100,9 @@ def check_has_hard_labels(*, are_soft: bool) -> None:
 
 
 def check_fitted(scaler: Any, problem: Problem) -> None:
-    """Raise for a calibrator that was fitted to other labels or classes than the problem's, or has NaN."""
+    """Raise for a calibrator that was fitted to other labels or classes than the problem's, or has
+    NaN.
+    """
     saved_map.check_finite(scaler)
     multi_label = problem.multi_label
     check(
@@ -158,7 +158,8 @@ def _goes_with_labels(scaler: Any, *, multi_label: bool) -> bool:
 def fit_once(
     accelerator: Accelerator, scaler: Any, logits: Array, labels: Array
 ) -> None:
-    """Fit on the first process and copy the numbers to the others, so that the calibrator is identical everywhere.
+    """Fit on the first process and copy the numbers to the others, so that the calibrator is
+    identical everywhere.
 
     An error of the fit there is a RuntimeError on the other processes.
     """
@@ -186,7 +187,9 @@ def fit_once(
 
 
 def record_in_config(config: Any, fitted: SavedMap | None) -> None:
-    """Record a calibrator in a model's config, so that a saved model says how it was calibrated; None removes it."""
+    """Record a calibrator in a model's config, so that a saved model says how it was calibrated;
+    None removes it.
+    """
     if config is None:
         return
     if fitted is not None:
@@ -233,7 +236,9 @@ def map_of_checkpoint(
 
 
 def in_words(scaler: Any) -> str:
-    """The calibrator's name, with its temperature if it has one: "auto scaling (temperature), T = 1.234"."""
+    """The calibrator's name, with its temperature if it has one: "auto scaling (temperature), T =
+    1.234".
+    """
     title = saved_map.title_of(scaler)
     temperature = saved_map.temperature_of(scaler)
     return title if temperature is None else f"{title}, T = {temperature:.3f}"

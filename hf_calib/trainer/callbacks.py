@@ -1,7 +1,7 @@
 """Callbacks that update gammas from held-out predictions and fit the calibrator.
 
-`CalibrationTrainer` adds them according to its arguments; pass a callback only to choose its settings in Python. They
-also work with the stock `Trainer`, if they get the trainer and the rows.
+`CalibrationTrainer` adds them according to its arguments; pass a callback only to choose its
+settings in Python. They also work with the stock `Trainer`, if they get the trainer and the rows.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from sklearn.base import clone
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hf_calib._errors import check, did_you_mean, expected
+from hf_calib._errors import check, expected
 from hf_calib._text import counted
-from hf_calib.losses import AdaptiveLoss, CalibrationLoss
-from hf_calib.metrics.checks import check_integer
+from hf_calib.losses import AdaptiveLoss
+from hf_calib.metrics.checks import check_choice
 from hf_calib.metrics.sums import class_gaps
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import Criterion, map_title, method_of
@@ -30,9 +30,6 @@ from hf_calib.trainer.evaluation import Evaluation, check_labelled
 from hf_calib.trainer.passes import SplitLoaders, run_held_out
 from hf_calib.trainer.saving import A_GAP, load_loss_state, save_loss_state
 
-if TYPE_CHECKING:
-    from hf_calib.trainer.config import CalibrationConfig
-
 STRATEGIES = ("end", "evaluate")
 # Of the tables in the log: 160 of 15 bins, or some 400 kB in each checkpoint.
 _MOST_NUMBERS = 10_000
@@ -41,7 +38,9 @@ Kind = TypeVar("Kind", bound=TrainerCallback)
 
 
 class CalibrationCallback(TrainerCallback):
-    """A callback of a `CalibrationTrainer`, which registers itself, or of a stock trainer, passed with rows."""
+    """A callback of a `CalibrationTrainer`, which registers itself, or of a stock trainer, passed
+    with rows.
+    """
 
     def __init__(self, trainer: Any = None, calibration_dataset: Any = None) -> None:
         check(
@@ -92,18 +91,23 @@ class CalibrationCallback(TrainerCallback):
 
 
 class AdaFocalCallback(CalibrationCallback):
-    """Callback that updates an adaptive loss (AdaFocal, AdaDualFocal, CalFocal, ECE-CE) from held-out predictions.
+    """Callback that updates an adaptive loss (AdaFocal, AdaDualFocal, CalFocal, ECE-CE) from
+    held-out predictions.
 
-    By default it updates at each evaluation, or after each epoch if there are no evaluations. Frequent updates help
-    short runs (AdaFocal, appendix I). The table is in every checkpoint, and in `trainer.state.log_history` for
-    `hf_calib.plots.gamma_dynamics`; of a long run, 160 updates at nearly equal distances stay there. Trackers and the
-    console get `gamma_mean`, `gamma_min` and `gamma_max` of each.
+    By default it updates at each evaluation, or after each epoch if there are no evaluations.
+    Frequent updates help short runs (AdaFocal, appendix I). The table is in every checkpoint, and
+    in `trainer.state.log_history` for `hf_calib.plots.gamma_dynamics`; of a long run, 160 updates
+    at nearly equal distances stay there. Trackers and the console get `gamma_mean`, `gamma_min` and
+    `gamma_max` of each.
 
     Args:
-        every_n_steps: number of optimizer steps between updates, at least 1, instead of the default.
-        n_samples: size of a fixed random subset for updates by steps; None for the whole calibration split.
-        schedule: {epoch: steps}, rising. `{25: 100, 40: 1}` updates as by default in the first 25 epochs, every 100
-            optimizer steps in the next 15, and then at every step. Not allowed with `every_n_steps`.
+        every_n_steps: number of optimizer steps between updates, at least 1, instead of the
+            default.
+        n_samples: size of a fixed random subset for updates by steps; None for the whole
+            calibration split.
+        schedule: {epoch: steps}, rising. `{25: 100, 40: 1}` updates as by default in the first 25
+            epochs, every 100 optimizer steps in the next 15, and then at every step. Not allowed
+            with `every_n_steps`.
         trainer: a stock Trainer whose `compute_loss_func` is the loss.
         calibration_dataset: the held-out rows for this stock Trainer.
 
@@ -125,12 +129,6 @@ class AdaFocalCallback(CalibrationCallback):
         super().__init__(**rows)
         self.every_n_steps = every_n_steps
         self.n_samples = n_samples
-        for name, number in (
-            ("every_n_steps", every_n_steps),
-            ("n_samples", n_samples),
-        ):
-            if number is not None:
-                check_integer(name, number, 1, "leave it out for the default")
         names = ("every_n_steps", "schedule", "n_samples")
         self.schedule = check_updates(names, every_n_steps, schedule, n_samples) or {}
         self._is_training = False
@@ -166,9 +164,10 @@ class AdaFocalCallback(CalibrationCallback):
         # An update after the last step changes no weights.
         if first >= state.max_steps and state.is_world_process_zero:
             warnings.warn(
-                f"The loss will never adapt: its first update is after {counted(first, 'step')}, and the training has "
-                f"{state.max_steps}. Set a smaller number in gamma_update_steps or gamma_update_schedule, evaluate "
-                "more often, or train for longer.",
+                f"The loss will never adapt: its first update is after {counted(first, 'step')}, "
+                f"and the training has {state.max_steps}. Set a smaller number in "
+                "gamma_update_steps or gamma_update_schedule, evaluate more often, or train for "
+                "longer.",
                 stacklevel=2,
             )
 
@@ -182,7 +181,7 @@ class AdaFocalCallback(CalibrationCallback):
         first = steps_of_epoch
         if args.eval_on_start:
             first = 0
-        elif args.eval_strategy == IntervalStrategy.STEPS:
+        elif args.eval_strategy == "steps":
             n_evaluations = math.ceil(max(1, args.eval_delay) / state.eval_steps)
             # There is one after the last step, too.
             first = min(n_evaluations * state.eval_steps, state.max_steps)
@@ -194,7 +193,9 @@ class AdaFocalCallback(CalibrationCallback):
     def update(
         self, done: Evaluation | None = None, *, n_samples: int | None = None
     ) -> None:
-        """Update the table and log it, from a given pass, or from a new pass over the held-out rows."""
+        """Update the table and log it, from a given pass, or from a new pass over the held-out
+        rows.
+        """
         found = done or self.held_out_pass(n_samples=n_samples)
         sums = found.raw
         check_labelled(sums is not None)
@@ -211,7 +212,8 @@ class AdaFocalCallback(CalibrationCallback):
             progress=state.global_step / max(state.max_steps, 1),
         )
         table = loss.log_values()
-        # The numbers of all bins are for figures, which read them here; they are too many for a log line.
+        # The numbers of all bins are for figures, which read them here; they are too many for a log
+        # line.
         state.log_history.append(
             {**table, "epoch": state.epoch, "step": state.global_step}
         )
@@ -236,7 +238,7 @@ class AdaFocalCallback(CalibrationCallback):
         control.should_log = is_due  # The training loss may still have to be logged.
 
     def _interval(self, state: Any) -> int | None:
-        """The optimizer steps between updates in the epoch of the last step; None for the default."""
+        """The steps between updates in the epoch of the last step; None for the default."""
         epoch = max(
             0, math.ceil(state.epoch) - 1
         )  # After the last step of epoch 24 it is 25.0.
@@ -247,7 +249,9 @@ class AdaFocalCallback(CalibrationCallback):
         return interval
 
     def _is_due(self, state: Any) -> bool:
-        """Whether updates are as by default, and there was none at this step for another evaluation set."""
+        """Whether updates are as by default, and there was none at this step for another evaluation
+        set.
+        """
         if self._interval(state) is not None:
             return False
         updates = [entry for entry in state.log_history[-200:] if A_GAP in entry]
@@ -256,8 +260,9 @@ class AdaFocalCallback(CalibrationCallback):
     def on_epoch_begin(
         self, args: Any, state: Any, control: Any, **kwargs: Any
     ) -> None:
-        # It is not at the end of an epoch, because a run may be saved and resumed after the last step.
-        if args.eval_strategy not in (IntervalStrategy.NO, IntervalStrategy.EPOCH):
+        # It is not at the end of an epoch, because a run may be saved and resumed after the last
+        # step.
+        if args.eval_strategy == "steps":
             return
         is_whole_epoch = state.epoch == int(state.epoch)
         is_end_of_epoch = state.global_step > 0 and (
@@ -275,14 +280,17 @@ class AdaFocalCallback(CalibrationCallback):
         # Evaluations after training change nothing.
         if not self._is_training:
             return
-        # The evaluation at the start of a resumed run was followed by an update before the run stopped.
+        # The evaluation at the start of a resumed run was followed by an update before the run
+        # stopped.
         if state.global_step == self._resumed_at:
             return
         if self._is_due(state):
             self.update(self._evaluation_at_hand())
 
     def _evaluation_at_hand(self) -> Evaluation | None:
-        """The last evaluation, if it was of the calibration split, which then needs no pass of its own."""
+        """The last evaluation, if it was of the calibration split, which then needs no pass of its
+        own.
+        """
         done = getattr(self.trainer, "last_evaluation", None)
         if done is None or done.dataset is not self.trainer.calibration_split:
             return None
@@ -305,32 +313,36 @@ class AdaFocalCallback(CalibrationCallback):
 
 
 def _thin_out(log_history: list[dict[str, Any]], most: int) -> None:
-    """Keep so many of the tables, at nearly equal distances: the whole log is in each checkpoint."""
-    places = [place for place, entry in enumerate(log_history) if A_GAP in entry]
-    while len(places) > most:
-        steps = [log_history[place]["step"] for place in places]
+    """Keep so many tables, at nearly equal distances: the whole log is in each checkpoint."""
+    tables = [place for place, entry in enumerate(log_history) if A_GAP in entry]
+    dropped = set()
+    while len(tables) > most:
+        steps = [log_history[place]["step"] for place in tables]
         # Each table between two others leaves a gap of this width. The first and the last stay.
         pairs = zip(steps[:-2], steps[2:], strict=True)
         widths = [after - before for before, after in pairs]
-        leaves = 1 + widths.index(min(widths))
-        start = places[leaves]
-        next_entry = log_history[start + 1]
-        end = start + 2 if "gamma_mean" in next_entry else start + 1
-        del log_history[start:end]
-        later = [place - (end - start) for place in places[leaves + 1 :]]
-        places = places[:leaves] + later
+        place = tables.pop(1 + widths.index(min(widths)))
+        dropped.add(place)
+        # The line for the trackers follows its table.
+        if "gamma_mean" in log_history[place + 1]:
+            dropped.add(place + 1)
+    kept = [each for i, each in enumerate(log_history) if i not in dropped]
+    log_history[:] = kept
 
 
 class CalibrationMapCallback(CalibrationCallback):
-    """Callback that fits a foldable calibrator to the calibration split, whose metrics are then logged, too.
+    """Callback that fits a foldable calibrator to the calibration split, whose metrics are then
+    logged, too.
 
-    At the end, after the best model is loaded, the evaluation set is evaluated again, so that every metric is logged
-    before and after calibration (`eval_ece`, `eval_ece_calibrated`, ...). If the fit or this evaluation fails, a
-    warning is given. The calibrator is the attribute `fitted`; with a stock Trainer, fold it with `hf_calib.fold`.
+    At the end, after the best model is loaded, the evaluation set is evaluated again, so that every
+    metric is logged before and after calibration (`eval_ece`, `eval_ece_calibrated`, ...). If the
+    fit or this evaluation fails, a warning is given. The calibrator is the attribute `fitted`; with
+    a stock Trainer, fold it with `hf_calib.fold`.
 
     Args:
         scaler: a calibrator that is not fitted, with its settings; each fit uses a copy.
-        strategy: "end", or "evaluate" to also fit before each evaluation during training of a `CalibrationTrainer`.
+        strategy: "end", or "evaluate" to also fit before each evaluation during training of a
+            `CalibrationTrainer`.
         trainer: a stock Trainer.
         calibration_dataset: the rows to fit to, for this stock Trainer.
 
@@ -341,7 +353,7 @@ class CalibrationMapCallback(CalibrationCallback):
 
     def __init__(self, scaler: Any, *, strategy: str = "end", **rows: Any) -> None:
         super().__init__(**rows)
-        check_option("strategy", strategy, STRATEGIES)
+        check_choice("strategy", strategy, STRATEGIES)
         check(
             strategy == "end" or not self.is_of_a_stock_trainer,
             "strategy to be 'end' for a stock Trainer, which has no event before its evaluations",
@@ -374,20 +386,20 @@ class CalibrationMapCallback(CalibrationCallback):
         if trainer.eval_dataset is not None:
             self._evaluate_at_the_end()
 
-    # No error in the following (NaN logits, a broken row) may end a run of one process, whose model is good. With
-    # several processes there are two kinds. An error of the fit is the same on all of them, see `fit_once`. An error of
-    # a pass may be that of one process, for which the others wait in the next gather: only its end ends them, too.
+    # No error in the following (NaN logits, a broken row) may end a run of one process, whose model
+    # is good. With several processes there are two kinds. An error of the fit is the same on all of
+    # them, see `fit_once`. An error of a pass may be that of one process, for which the others wait
+    # in the next gather: only its end ends them, too.
 
     def _fit(self) -> None:
         """Fit a copy of the calibrator to the held-out rows, or warn that it was not fitted."""
         self.fitted = None
         if not self.is_of_a_stock_trainer:
             self.trainer.remove_calibration_map()
-        passed = self._pass_to_fit()
-        if passed is None:
-            return
         scaler = clone(self.scaler)
+        passed = None
         try:
+            passed = self.held_out_pass(keep_logits=True)
             if self.is_of_a_stock_trainer:
                 logits, labels = passed.logits_and_labels()
                 check_has_hard_labels(are_soft=passed.has_soft_labels)
@@ -395,18 +407,16 @@ class CalibrationMapCallback(CalibrationCallback):
             else:
                 self.trainer.fit_calibration_map(scaler, passed)
         except Exception as error:
-            self._warn_not_fitted(error)
+            is_of_the_pass = passed is None
+            if is_of_the_pass and self.trainer.accelerator.num_processes > 1:
+                raise
+            _warn(
+                f"{self.title.capitalize()} was not fitted",
+                error,
+                "and is not calibrated. Correct the cause, and call fit_calibration_map().",
+            )
         else:
             self.fitted = scaler
-
-    def _pass_to_fit(self) -> Evaluation | None:
-        try:
-            return self.held_out_pass(keep_logits=True)
-        except Exception as error:
-            if self.trainer.accelerator.num_processes > 1:
-                raise
-            self._warn_not_fitted(error)
-            return None
 
     def _evaluate_at_the_end(self) -> None:
         """Log the final metrics, or warn that they are not logged."""
@@ -418,21 +428,15 @@ class CalibrationMapCallback(CalibrationCallback):
             _warn(
                 "The evaluation after the training failed",
                 error,
-                "but its final metrics are not logged. Correct the evaluation set, and call evaluate().",
+                "but its final metrics are not logged. Correct the evaluation set, and call "
+                "evaluate().",
             )
-
-    def _warn_not_fitted(self, error: Exception) -> None:
-        _warn(
-            f"{self.title.capitalize()} was not fitted",
-            error,
-            "and is not calibrated. Correct the cause, and call fit_calibration_map().",
-        )
 
 
 def _warn(failure: str, error: Exception, way_out: str) -> None:
     reason = f"{type(error).__name__}: {error}".rstrip(".")
     warnings.warn(
-        f"{failure}: {reason}. The trained model is kept, {way_out}", stacklevel=4
+        f"{failure}: {reason}. The trained model is kept, {way_out}", stacklevel=3
     )
 
 
@@ -451,7 +455,7 @@ class TemperatureScalingCallback(CalibrationMapCallback):
     """
 
     def __init__(self, *, criterion: Any = "nll", **settings: Any) -> None:
-        check_option("criterion", criterion, get_args(Criterion))
+        check_choice("criterion", criterion, get_args(Criterion))
         self.scaling = TemperatureScaling(criterion=criterion)
         super().__init__(self.scaling, **settings)
 
@@ -460,9 +464,11 @@ class TemperatureScalingCallback(CalibrationMapCallback):
 
 
 class OwnCallbacks:
-    """The callbacks of this library in a trainer: those made from its arguments, and those that a user passes.
+    """The callbacks of this library in a trainer: those made from its arguments, and those that a
+    user passes.
 
-    A user's callback takes the place of ours of this kind, and one that the user removes stays away.
+    A user's callback takes the place of ours of this kind, and one that the user removes stays
+    away.
     """
 
     # The gammas are updated before the calibrator is fitted.
@@ -477,6 +483,16 @@ class OwnCallbacks:
         self._installed: dict[type, TrainerCallback] = {}
         self._removed_by_user: set[type] = set()
 
+    @property
+    def gammas(self) -> AdaFocalCallback | None:
+        """The callback that updates the loss's table."""
+        return self.find(AdaFocalCallback)
+
+    @property
+    def fitting(self) -> CalibrationMapCallback | None:
+        """The callback that fits the calibrator."""
+        return self.find(CalibrationMapCallback)
+
     def find(self, kind: type[Kind]) -> Kind | None:
         """Return the callback of this kind that acts: the last one."""
         for callback in reversed(self._handler.callbacks):
@@ -487,7 +503,9 @@ class OwnCallbacks:
     def replace(
         self, kind: type[CalibrationCallback], wanted: CalibrationCallback | None
     ) -> None:
-        """Put a callback in the place of the one that was installed earlier; with None there is none."""
+        """Put a callback in the place of the one that was installed earlier; with None there is
+        none.
+        """
         earlier = self._installed.pop(kind, None)
         if earlier is not None and earlier in self._handler.callbacks:
             self._handler.callbacks.remove(earlier)
@@ -516,9 +534,11 @@ class OwnCallbacks:
         self._handler.callbacks = [*acting, *others]
 
     def arrange_for_the_end(self) -> None:
-        """Put the fit after callbacks that may replace the weights, and before those that may close the log.
+        """Put the fit after callbacks that may replace the weights, and before those that may close
+        the log.
 
-        A user's callback may leave an average of the weights, to which the calibrator is then fitted.
+        A user's callback may leave an average of the weights, to which the calibrator is then
+        fitted.
         """
         callbacks = list(self._handler.callbacks)
         fits = [each for each in callbacks if isinstance(each, CalibrationMapCallback)]
@@ -531,48 +551,28 @@ class OwnCallbacks:
         self._handler.callbacks = [*before, *fits, *closes]
 
 
-def gamma_callback(
-    config: CalibrationConfig, loss: CalibrationLoss
-) -> AdaFocalCallback | None:
-    """The callback for a configured loss, if it adapts."""
-    if not isinstance(loss, AdaptiveLoss):
-        return None
-    return AdaFocalCallback(
-        every_n_steps=config.gamma_update_steps,
-        n_samples=config.gamma_update_samples,
-        schedule=config.gamma_update_schedule,  # type: ignore[arg-type]
-    )
-
-
-def map_callback(
-    config: CalibrationConfig, scaler: Any
-) -> CalibrationMapCallback | None:
-    """The callback for a configured calibrator, if there is one."""
-    if scaler is None:
-        return None
-    if isinstance(
-        scaler, TemperatureScaling
-    ):  # This class is what users pass to remove_callback.
-        return TemperatureScalingCallback(
-            criterion=scaler.criterion, strategy=config.calibration_strategy
-        )
-    return CalibrationMapCallback(scaler, strategy=config.calibration_strategy)
-
-
 # ---- Checks of options, also in the arguments ----
 
 
 def check_updates(
     names: Sequence[str], steps: Any, schedule: Any, samples: Any
 ) -> dict[int, int] | None:
-    """Raise for update settings that do not fit together; return the schedule, whose epochs may be JSON strings."""
+    """Raise for update settings that do not fit together; return the schedule, whose epochs may be
+    JSON strings.
+    """
     of_steps, of_schedule, of_samples = names
+    if steps is not None:
+        check_whole(of_steps, steps, 1, 10**9)
+    if samples is not None:
+        check_whole(of_samples, samples, 1, 10**12)
     read = None if schedule is None else _read_schedule(schedule)
     check(
         schedule is None or read is not None,
-        f"{of_schedule} to map whole epochs, rising, at least 0, to whole numbers of steps, at least 1",
+        f"{of_schedule} to map whole epochs, rising, at least 0, to whole numbers of steps, at "
+        "least 1",
         got=repr(schedule),
-        way_out='write {"25": 100, "40": 1} for every 100 steps from epoch 25 on, each step from 40 on',
+        way_out='write {"25": 100, "40": 1} for every 100 steps from epoch 25 on, each step '
+        "from 40 on",
     )
     check(
         schedule is None or steps is None,
@@ -605,13 +605,13 @@ def _read_schedule(schedule: Any) -> dict[int, int] | None:
     return read if is_rising else None
 
 
-def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
-    """Raise unless a setting is one of the options."""
+def check_whole(name: str, value: object, least: int, most: int) -> None:
+    """Raise unless a setting is a whole number in a range."""
     check(
-        value in options,
-        f"{name} to be one of {options}",
+        type(value) is int and least <= value <= most,  # True is an int, too.
+        f"{name} to be a whole number, at least {least}, at most {most}",
         got=repr(value),
-        way_out=did_you_mean(value, options),
+        way_out="leave it out for the default",
     )
 
 

@@ -1,11 +1,13 @@
-"""Checks before training: errors for data that would fail later, and warnings of misleading metrics."""
+"""Checks before training: errors for data that would fail later, and warnings of misleading
+metrics.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.losses.statistics.soft_labels import are_valid, look_soft
 from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.state import LOGGED_METRICS, is_turned_around, lower_is_better
-from hf_calib.trainer.first_rows import has_rows, is_multi_label
+from hf_calib.trainer.first_rows import FirstRows, has_rows, is_multi_label
 from hf_calib.trainer.labels import (
     Labels,
     Problem,
@@ -35,7 +37,6 @@ from hf_calib.trainer.labels import (
     read_labels,
 )
 
-_DECISIONS = "give 0 or 1 per class, or -100 to ignore a decision"
 _CALIBRATED = "_calibrated"
 _ADD_METRICS = {"evaluate", "evaluation_loop", "on_evaluate"}
 _OF_THE_TRAINER = (
@@ -55,7 +56,7 @@ class Splits(NamedTuple):
 
     @property
     def held_out(self) -> Any:
-        """The rows for gammas and calibrator: those given for it, a single evaluation set, or None."""
+        """The rows for gammas and calibrator: those given, a single evaluation set, or None."""
         if self.calibration is not None:
             return self.calibration
         return None if isinstance(self.evaluation, dict) else self.evaluation
@@ -117,12 +118,15 @@ def check_is_classifier(problem: Problem) -> None:
         problem.n_classes != 1 or bool(problem.multi_label),
         "the model to be a classifier with at least 2 labels",
         got=problem.n_classes,
-        way_out="load it with num_labels=2; for one sigmoid with problem_type='multi_label_classification'",
+        way_out="load it with num_labels=2; for one sigmoid with "
+        "problem_type='multi_label_classification'",
     )
 
 
 def check_number_of_weights(loss: CalibrationLoss, n_classes: int | None) -> None:
-    """Raise unless there is a weight for each class, or for each label that applies, if their number is known."""
+    """Raise unless there is a weight for each class, or for each label that applies, if their
+    number is known.
+    """
     if n_classes is None:
         return
     for argument, weights in (
@@ -151,13 +155,16 @@ def check_smoothing_is_read(args: Any, config: Any) -> None:
 
 
 def check_not_rounded(model: nn.Module, trained_in: set[torch.dtype] | None) -> None:
-    """Raise for 16-bit weights that were trained in other dtypes, because a saved copy would be of rounded numbers."""
+    """Raise for 16-bit weights that were trained in other dtypes, because a saved copy would be of
+    rounded numbers.
+    """
     for name, parameter in model.named_parameters():
         is_narrow = parameter.dtype in (torch.bfloat16, torch.float16)
         check(
             not is_narrow or trained_in is None or parameter.dtype in trained_in,
             "model to have float32 or float64 weights",
-            got=f"{parameter.dtype} in {name}, which was trained in {few(sorted(map(str, trained_in or ())))}",
+            got=f"{parameter.dtype} in {name}, which was trained in "
+            f"{few(sorted(map(str, trained_in or ())))}",
             way_out="load the weights of a checkpoint, since those of the model are rounded",
         )
 
@@ -178,7 +185,16 @@ class LoggedMetrics(NamedTuple):
         """Raise for a log key, such as "eval_nll", that no evaluation will have."""
         metric = name
         if isinstance(self.evaluation, dict) and self.evaluation:
-            metric = self._without_set(name, argument)
+            evaluated, rest = self.parts(name)
+            first = next(iter(self.evaluation))
+            check(
+                evaluated is not None,
+                f"{argument} to begin with the name of an evaluation set "
+                f"({few(list(self.evaluation))})",
+                got=repr(name),
+                way_out=f"set it to 'eval_{first}_{rest}', for example",
+            )
+            metric = f"eval_{rest}"
         known = [f"eval_{key}" for key in LOGGED_METRICS]
         calibrated = [f"{key}{_CALIBRATED}" for key in known]
         check(
@@ -191,51 +207,39 @@ class LoggedMetrics(NamedTuple):
             metric not in calibrated or self.has_calibrated,
             f"{argument} to be {wanted}",
             got=f"{name!r}, which is computed after the training only, if there is a calibrator",
-            way_out=f"set calibration_strategy='evaluate', or {argument}={name.removesuffix(_CALIBRATED)!r}",
+            way_out="set calibration_strategy='evaluate', or "
+            f"{argument}={name.removesuffix(_CALIBRATED)!r}",
         )
 
     def labelled_for(self, name: str) -> Any:
         """The evaluation rows whose labels one of these metrics is of; None for other log keys."""
-        evaluated = self.set_of(name)
+        evaluated, metric = self.parts(name)
         rows = self.evaluation
         if isinstance(rows, dict):
             rows = rows.get(evaluated)
-        key = name.removeprefix("eval_").removeprefix(f"{evaluated}_")
-        is_ours = key.removesuffix(_CALIBRATED) in (*LOGGED_METRICS, "loss")
+        is_ours = metric.removesuffix(_CALIBRATED) in (*LOGGED_METRICS, "loss")
         return rows if is_ours else None
 
-    def _without_set(self, name: str, argument: str) -> str:
-        """The key of a metric without the name of its evaluation set, which it has to have."""
-        found = self.set_of(name)
-        first = next(iter(self.evaluation))
-        metric = name.removeprefix("eval_")
-        check(
-            found is not None,
-            f"{argument} to begin with the name of an evaluation set ({few(list(self.evaluation))})",
-            got=repr(name),
-            way_out=f"set it to 'eval_{first}_{metric}', for example",
-        )
-        return "eval_" + metric.removeprefix(f"{found}_")
-
-    def set_of(self, name: str) -> str | None:
-        """The evaluation set that a log key begins with; None if there is one without a name, or another key."""
-        if not isinstance(self.evaluation, dict):
-            return None
-        sets = [key for key in self.evaluation if name.startswith(f"eval_{key}_")]
-        return max(sets, key=len, default=None)
+    def parts(self, name: str) -> tuple[str | None, str]:
+        """The evaluation set that a log key begins with, if it is one of several, and the metric."""
+        sets = []
+        if isinstance(self.evaluation, dict):
+            sets = [key for key in self.evaluation if name.startswith(f"eval_{key}_")]
+        evaluated = max(sets, key=len, default=None)
+        metric = name.removeprefix("eval_").removeprefix(f"{evaluated}_")
+        return evaluated, metric
 
 
-def may_have_other_metrics(trainer: Any) -> bool:
-    """Whether a function, subclass or callback of the user's may add metrics, whose names are then not known."""
-    callbacks = map(type, trainer.callback_handler.callbacks)
-    kinds = [kind for each in (type(trainer), *callbacks) for kind in each.__mro__]
-    adding = [kind for kind in kinds if _ADD_METRICS & vars(kind).keys()]
-    theirs = [
-        kind
-        for kind in adding
-        if not kind.__module__.startswith(("hf_calib.", "transformers."))
-    ]
-    return trainer.compute_metrics is not None or bool(theirs)
+def add_metrics(kinds: Iterable[type]) -> bool:
+    """Whether a trainer or callback of one of these classes may add metrics, whose names are not
+    known.
+    """
+    for each in kinds:
+        for kind in each.__mro__:
+            is_stock = kind.__module__.startswith(("hf_calib.", "transformers."))
+            if not is_stock and _ADD_METRICS & vars(kind).keys():
+                return True
+    return False
 
 
 class Objective(NamedTuple):
@@ -254,7 +258,9 @@ class Objective(NamedTuple):
 
 
 def check_direction(name: str, trial: Any) -> None:
-    """Raise for a search in which the metric gets worse, if its backend tells; that of a user's metric is not known."""
+    """Raise for a search in which the metric gets worse, if its backend tells; that of a user's
+    metric is not known.
+    """
     study = getattr(trial, "study", None)  # Optuna's; the others have none.
     is_accuracy = re.search(rf"_accuracy({_CALIBRATED})?$", name) is not None
     is_known = is_accuracy or name.endswith("_loss") or lower_is_better(name)
@@ -281,7 +287,9 @@ def has_transform(dataset: Any) -> bool:
 
 
 def names_of_classes(dataset: Any, label_key: str) -> list[str]:
-    """The names by which the label column of a dataset numbers its classes; none if a transform may change them."""
+    """The names by which the label column of a dataset numbers its classes; none if a transform may
+    change them.
+    """
     is_known = isinstance(dataset, (datasets.Dataset, datasets.IterableDataset))
     if not is_known or has_transform(dataset):
         return []
@@ -299,67 +307,72 @@ def _comparable(name: str) -> str | Decimal:
     return str(name).casefold() if number is None else number
 
 
+class Split(NamedTuple):
+    """A dataset whose labels are checked."""
+
+    dataset: Any
+    role: str
+    # A user's collator or the transform of a dataset may change the labels later.
+    is_stock: bool
+
+
 class LabelCheck(NamedTuple):
     """What the labels of all splits have to fit."""
 
     problem: Problem
     class_names: Sequence[str]
     names_of_splits: Sequence[str]  # Of the first split that names its classes.
-    label_key: str
-    # A user's collator or the transform of a dataset may change the labels later.
+    first_rows: FirstRows  # Labels as they arrive.
     collator_is_stock: bool
-    labels_of_rows: Callable[[Any, str, list[int]], list[Tensor]]  # As they arrive.
 
     def check(self, dataset: Any, role: str) -> None:
-        """Raise for labels that are missing, names or out of range, if the dataset has a label column."""
+        """Raise for labels that are missing, names or out of range, if the dataset has a label
+        column.
+        """
         may_change = has_transform(dataset)
-        is_stock = self.collator_is_stock and not may_change
-        if is_stock and self.problem.answers is None:
-            self._check_order(dataset, role)
-        found = read_labels(dataset, self.label_key)
+        split = Split(dataset, role, self.collator_is_stock and not may_change)
+        if split.is_stock and self.problem.answers is None:
+            self._check_order(split)
+        found = read_labels(dataset, self.first_rows.label_key)
         if found is None:
             return
-        requirement = f"labels of the {role} split to be"
         found.check_given(role)
         if len(found.values) == 0:
             return
         # Of a calibration split this matters only if something is fitted to it.
-        check(
-            not is_stock
-            or role == "calibration"
-            or bool((found.values != IGNORE_INDEX).any()),
-            f"labels of the {role} split to be given",
-            got="-100 in every row",
-            way_out="check its label column",
-        )
+        if split.is_stock and role != "calibration":
+            found.check_not_ignored(role, "check its label column")
         first = found.values[0]
         check(
             may_change or not isinstance(first, str),
-            f"{requirement} class indices",
+            f"labels of the {role} split to be class indices",
             got=f"{str(first)!r} in row {found.rows[0]}",
-            way_out="number them alike in all splits: dataset.cast_column('label', ClassLabel(names=[...])), with the "
-            "model's names in their order",
+            way_out="number them alike in all splits: dataset.cast_column('label', "
+            "ClassLabel(names=[...])), with the model's names in their order",
         )
-        is_number = found.values.dtype.kind in "iuf"
-        if not is_number:
+        if found.values.dtype.kind not in "iuf":
             return
-        if self._are_soft(found):
-            self._check_shares(found, dataset, role, is_stock=is_stock)
+        if self.problem.reads_soft_labels and found.are_lists_of_floats:
+            self._check_shares(found, split)
         elif self.problem.answers is None:
-            self._check_kind_is_known(found, role)
-            self._check_range(found, dataset, role, is_stock=is_stock)
+            if self.problem.multi_label is None and found.are_lists_of_floats:
+                self._check_kind_is_known(found, role)
+            self._check_range(found, split)
         elif not may_change:
             self.problem.answers.check(found, role)
 
-    def _check_order(self, dataset: Any, role: str) -> None:
-        """Raise for a column that numbers the classes in another way than the model, or than the first split."""
-        names = names_of_classes(dataset, self.label_key)
+    def _check_order(self, split: Split) -> None:
+        """Raise for a column that numbers the classes in another way than the model, or than the
+        first split.
+        """
+        names = names_of_classes(split.dataset, self.first_rows.label_key)
         here = [_comparable(name) for name in names]
         of_model = [_comparable(name) for name in self.class_names]
         places = {name: index for index, name in enumerate(of_model)}
         check(
             all(places.get(name, index) == index for index, name in enumerate(here)),
-            f"the classes of the {role} split to be in the model's order ({few(self.class_names)})",
+            f"the classes of the {split.role} split to be in the model's order "
+            f"({few(self.class_names)})",
             got=few(names),
             way_out="call dataset.align_labels_with_mapping(model.config.label2id, column)",
         )
@@ -368,51 +381,37 @@ class LabelCheck(NamedTuple):
         n_shared = min(len(here), len(first))
         check(
             here[:n_shared] == first[:n_shared] or set(here).isdisjoint(first),
-            f"the classes of the {role} split to be numbered as in the other splits ({few(self.names_of_splits)})",
+            f"the classes of the {split.role} split to be numbered as in the other splits "
+            f"({few(self.names_of_splits)})",
             got=few(names),
-            way_out="call dataset.align_labels_with_mapping({name: index}, column) with the same numbers for each "
-            "split, or encode all splits together",
+            way_out="call dataset.align_labels_with_mapping({name: index}, column) with the same "
+            "numbers for each split, or encode all splits together",
         )
 
-    def _check_range(
-        self, found: Labels, dataset: Any, role: str, *, is_stock: bool
-    ) -> None:
+    def _check_range(self, found: Labels, split: Split) -> None:
         """Raise for the first label that is out of range, unless its row arrives with others."""
-        fits = self._fits(found.values, role)
+        is_of_fit = split.role == "calibration"
+        fits = self._fits(found.values, is_of_fit=is_of_fit)
         if fits.all():
             return
-        rows = found.rows[~fits]
-        arriving = self.labels_of_rows(dataset, role, [int(rows[0])])
-        if not arriving and not is_stock:
-            return
-        if arriving and self._fits(arriving[0].numpy(), role).all():
-            return
-        multi_label = self._is_multi_label(found.values)
         requirement = f"in [0, {self.problem.n_classes})"
         way_out = "set num_labels when the model is loaded, or relabel"
-        if multi_label:
-            requirement = "0 or 1" if role == "calibration" else "in [0, 1]"
-            way_out = _DECISIONS
-        n_rows = len(np.unique(rows))
-        check(
-            False,
-            f"labels of the {role} split to be {requirement}",
-            got=f"{found.values[~fits][0]} in row {rows[0]} ({counted(n_rows, 'such row')})",
-            way_out=way_out,
-        )
+        if self._is_multi_label(found.values):
+            requirement = "0 or 1" if is_of_fit else "in [0, 1]"
+            way_out = "give 0 or 1 per class, or -100 to ignore a decision"
 
-    def _are_soft(self, found: Labels) -> bool:
-        """Whether the labels are lists of floats, and the model has one softmax."""
-        is_float = found.values.dtype.kind == "f"
-        has_lists = len(found.values) > len(np.unique(found.rows))
-        return self.problem.reads_soft_labels and is_float and has_lists
+        def arrives_right(labels: Tensor) -> bool:
+            return bool(self._fits(labels.numpy(), is_of_fit=is_of_fit).all())
+
+        wrong = Wrong(found.rows[~fits], str(found.values[~fits][0]), arrives_right)
+        self._refuse(wrong, split, requirement, way_out)
 
     def _check_kind_is_known(self, found: Labels, role: str) -> None:
-        """Raise for rows of fractions that sum to 1, unless the problem type says what they are."""
-        rows, n_values = np.unique(found.rows, return_counts=True)
-        is_open = self.problem.multi_label is None
-        has_lists = len(rows) < len(found.values) and len(np.unique(n_values)) == 1
-        if not (is_open and has_lists and found.values.dtype.kind == "f"):
+        """Raise for rows of fractions that sum to 1, because the problem type does not say what
+        they are.
+        """
+        rows, n_values = found.row_sizes
+        if len(np.unique(n_values)) > 1:
             return
         labels = torch.tensor(found.values).reshape(len(rows), -1)
         _, are_soft = look_soft(labels)
@@ -420,15 +419,15 @@ class LabelCheck(NamedTuple):
             not are_soft,
             f"labels of the {role} split to be class indices, or one float per class",
             got="rows that sum to 1",
-            way_out="set the model's problem_type to 'single_label_classification' for soft labels of one softmax, or "
-            "to 'multi_label_classification' for a sigmoid per class",
+            way_out="set the model's problem_type to 'single_label_classification' for soft labels "
+            "of one softmax, or to 'multi_label_classification' for a sigmoid per class",
         )
 
-    def _check_shares(
-        self, found: Labels, dataset: Any, role: str, *, is_stock: bool
-    ) -> None:
-        """Raise for the first row of soft labels that is not one share for each class, unless it arrives as such."""
-        rows, n_values = np.unique(found.rows, return_counts=True)
+    def _check_shares(self, found: Labels, split: Split) -> None:
+        """Raise for the first row of soft labels that is not one share for each class, unless it
+        arrives as such.
+        """
+        rows, n_values = found.row_sizes
         n_classes = self.problem.n_classes or int(n_values[0])
         fits = n_values == n_classes
         requirement = f"one share for each of the {n_classes} classes"
@@ -437,22 +436,38 @@ class LabelCheck(NamedTuple):
             requirement = "shares of at least 0 whose rows sum to 1"
         if fits.all():
             return
-        row = int(rows[~fits][0])
-        arriving = self.labels_of_rows(dataset, role, [row])
-        if not arriving and not is_stock:
-            return
-        if arriving and not arriving[0].is_floating_point():
-            return
-        if arriving and _are_soft_labels(arriving[0], n_classes).all():
-            return
-        own = found.values[found.rows == row]
-        n_wrong = int((~fits).sum())
+
+        def arrives_right(labels: Tensor) -> bool:
+            if not labels.is_floating_point():
+                return True
+            return bool(_are_soft_labels(labels, n_classes).all())
+
+        wrong_rows = rows[~fits]
+        own = found.values[found.rows == wrong_rows[0]]
+        wrong = Wrong(wrong_rows, few(own.tolist()), arrives_right)
+        way_out = (
+            "divide each row by its sum, and give -100 for every class to ignore it; for several "
+            "labels per row set the model's problem_type to 'multi_label_classification'"
+        )
+        self._refuse(wrong, split, requirement, way_out)
+
+    def _refuse(
+        self, wrong: Wrong, split: Split, requirement: str, way_out: str
+    ) -> None:
+        """Raise for the first of some rows, unless its labels arrive right, or may do so after a
+        user's code.
+        """
+        row = int(wrong.rows[0])
+        arriving = self.first_rows.labels(split.dataset, split.role, [row])
+        may_be_right = not split.is_stock
+        if arriving:
+            may_be_right = wrong.arrives_right(arriving[0])
+        n_rows = len(np.unique(wrong.rows))
         check(
-            False,
-            f"labels of the {role} split to be {requirement}",
-            got=f"{few(own.tolist())} in row {row} ({counted(n_wrong, 'such row')})",
-            way_out="divide each row by its sum, and give -100 for every class to ignore it; for several labels per "
-            "row set the model's problem_type to 'multi_label_classification'",
+            may_be_right,
+            f"labels of the {split.role} split to be {requirement}",
+            got=f"{wrong.shown} in row {row} ({counted(n_rows, 'such row')})",
+            way_out=way_out,
         )
 
     def _is_multi_label(self, values: NDArray[Any]) -> bool:
@@ -460,18 +475,24 @@ class LabelCheck(NamedTuple):
             return values.dtype.kind == "f"
         return self.problem.multi_label
 
-    def _fits(self, values: NDArray[Any], role: str) -> NDArray[np.bool_]:
-        """Whether each label is in range or ignored."""
-        n_classes = self.problem.n_classes
+    def _fits(self, values: NDArray[Any], *, is_of_fit: bool) -> NDArray[np.bool_]:
+        """Whether each label is in range or ignored; what is fitted is fitted to decisions."""
         if not self._is_multi_label(values):
-            fits = values >= 0
-            if n_classes:
-                fits &= values < n_classes
-        elif role == "calibration":  # Calibrator and gammas are fitted to decisions.
+            n_classes = self.problem.n_classes or np.inf
+            fits = (values >= 0) & (values < n_classes)
+        elif is_of_fit:
             fits = np.isin(values, (0, 1))
         else:
             fits = (values >= 0) & (values <= 1)
         return fits | (values == IGNORE_INDEX)
+
+
+class Wrong(NamedTuple):
+    """Rows whose labels are wrong in their dataset."""
+
+    rows: NDArray[np.int64]
+    shown: str  # The labels of the first one.
+    arrives_right: Callable[[Tensor], bool]  # Whether these labels of it are right.
 
 
 def _are_soft_labels(labels: Tensor, n_classes: int) -> NDArray[np.bool_]:
@@ -488,22 +509,29 @@ def check_kind(
     multi_label: bool | None,
     loss: CalibrationLoss,
 ) -> None:
-    """Raise for a batch whose labels are of another kind than the problem, or are soft and of no use for the loss."""
-    kind = is_multi_label(batch, label_key)
-    if kind is None or multi_label is None or kind == multi_label:
+    """Raise for a batch whose labels are of another kind than the problem, or are soft and of no
+    use for the loss.
+    """
+    are_floats = is_multi_label(batch, label_key)
+    if are_floats is None or multi_label is None or are_floats == multi_label:
         return
     if loss.reads_soft_labels:
         loss.check_takes_soft_labels()
         return
-    wanted = "class indices, for a single-label model"
-    got = "one float per class"
-    way_out = "convert them, or set the model's problem_type to 'multi_label_classification', or for soft labels to "
-    way_out += "'single_label_classification'"
-    if multi_label:
-        wanted = "one float per class, for a multi-label model"
-        got = "integers"
-        way_out = "convert them, or set the model's problem_type to 'single_label_classification'"
-    check(False, f"labels of the {role} split to be {wanted}", got, way_out)
+    convert = "convert them, or set the model's problem_type to"
+    check(
+        are_floats,
+        f"labels of the {role} split to be one float per class, for a multi-label model",
+        got="integers",
+        way_out=f"{convert} 'single_label_classification'",
+    )
+    check(
+        not are_floats,
+        f"labels of the {role} split to be class indices, for a single-label model",
+        got="one float per class",
+        way_out=f"{convert} 'multi_label_classification', or for soft labels to "
+        "'single_label_classification'",
+    )
 
 
 def check_has_labels(
@@ -519,7 +547,9 @@ def check_has_labels(
 
 
 def check_inputs(dataset: Any, role: str, inputs: Collection[str]) -> None:
-    """Raise for a row without a value in an input column of the model, if the dataset has its rows in memory."""
+    """Raise for a row without a value in an input column of the model, if the dataset has its rows
+    in memory.
+    """
     for name in inputs:
         row = first_missing(dataset, name)
         check(
@@ -533,7 +563,9 @@ def check_inputs(dataset: Any, role: str, inputs: Collection[str]) -> None:
 def check_calibration_split(
     dataset: Any, batch: Any, label_key: str, n_samples: int | None
 ) -> None:
-    """Raise for held-out rows that gammas and calibrator cannot be fitted to; `batch` has the first ones."""
+    """Raise for held-out rows that gammas and calibrator cannot be fitted to; `batch` has the first
+    ones.
+    """
     check_type(
         n_samples is None or has_rows(dataset),
         "calibration_dataset to have rows by their index for gamma_update_samples",
@@ -554,19 +586,17 @@ def check_calibration_split(
         way_out=way_out,
     )
     found = read_labels(dataset, label_key)
-    check(
-        found is None or bool((found.values != IGNORE_INDEX).any()),
-        "labels of the calibration split to be given",
-        got="-100 in every row",
-        way_out=way_out,
-    )
+    if found is not None:
+        found.check_not_ignored("calibration", way_out)
 
 
 # ---- Roles of the splits ----
 
 
 def check_is_dataset(dataset: Any) -> None:
-    """Raise for held-out rows that are no dataset, such as a generator, which has its rows only once."""
+    """Raise for held-out rows that are no dataset, such as a generator, which has its rows only
+    once.
+    """
     is_stream = isinstance(dataset, (IterableDataset, datasets.IterableDataset))
     is_other = isinstance(dataset, (str, bytes, Mapping))
     check_type(
@@ -578,7 +608,9 @@ def check_is_dataset(dataset: Any) -> None:
 
 
 def check_given_everywhere(splits: Splits) -> None:
-    """Raise for held-out rows that some of several processes do not have, before these wait for one another."""
+    """Raise for held-out rows that some of several processes do not have, before these wait for one
+    another.
+    """
     for name, dataset in (
         ("calibration_dataset", splits.calibration),
         ("eval_dataset", splits.evaluation),
@@ -597,7 +629,8 @@ def check_gammas_have_rows(loss_name: str, splits: Splits) -> None:
     """Raise if an adaptive loss has no held-out rows."""
     check(
         splits.held_out is not None,
-        f"calibration_dataset to be given for loss {loss_name!r}, whose gammas follow held-out predictions",
+        f"calibration_dataset to be given for loss {loss_name!r}, whose gammas follow held-out "
+        "predictions",
         got="several evaluation sets"
         if isinstance(splits.evaluation, dict)
         else "none",
@@ -608,44 +641,44 @@ def check_gammas_have_rows(loss_name: str, splits: Splits) -> None:
 def warn_of_roles(splits: Splits, fitted: str) -> None:
     """Warn if a split has two roles, or if no split is given for what is fitted."""
     what = fitted[0].upper() + fitted[1:]
+    held_out = splits.held_out
     hold_out = "Hold some examples out as calibration_dataset."
-    calibration = splits.held_out
-    is_reported = [calibration is split for split in splits.evaluation_sets]
-    trains_on_reported = [splits.train is split for split in splits.evaluation_sets]
-    if calibration is None:
-        found = (
-            "several evaluation sets"
-            if isinstance(splits.evaluation, dict)
-            else "no evaluation set either"
-        )
-        text = (
-            f"There is no calibration_dataset, and {found}. {what} will not be fitted, so probabilities will not be "
-            "calibrated. Pass calibration_dataset, or set calibration_method='none'."
-        )
-    elif calibration is splits.train:
-        text = (
-            f"The training split is also the calibration split. {what} will follow a model that has seen these "
-            f"examples, and the result will be over-confident. {hold_out}"
-        )
-    elif any(is_reported):
-        text = (
-            f"The evaluation split is also the calibration split. {what} will follow the examples that are reported, "
-            f"so the reported calibration is optimistic. {hold_out}"
-        )
-    elif splits.train is not None and any(trains_on_reported):
-        text = (
-            "The training split is also the evaluation split. The reported metrics are of examples that the model has "
-            "seen, and are optimistic. Hold some examples out as eval_dataset."
-        )
-    else:
-        return
-    warnings.warn(text, stacklevel=5)
+    instead = "no evaluation set either"
+    if isinstance(splits.evaluation, dict):
+        instead = "several evaluation sets"
+    reported = [rows for rows in splits.evaluation_sets if rows is not None]
+    warned_of = [
+        (
+            held_out is None,
+            f"There is no calibration_dataset, and {instead}. {what} will not be fitted, so "
+            "probabilities will not be calibrated. Pass calibration_dataset, or set "
+            "calibration_method='none'.",
+        ),
+        (
+            held_out is splits.train,
+            f"The training split is also the calibration split. {what} will follow a model that "
+            f"has seen these examples, and the result will be over-confident. {hold_out}",
+        ),
+        (
+            any(held_out is rows for rows in reported),
+            f"The evaluation split is also the calibration split. {what} will follow the examples "
+            f"that are reported, so the reported calibration is optimistic. {hold_out}",
+        ),
+        (
+            any(splits.train is rows for rows in reported),
+            "The training split is also the evaluation split. The reported metrics are of examples "
+            "that the model has seen, and are optimistic. Hold some examples out as eval_dataset.",
+        ),
+    ]
+    texts = [text for holds, text in warned_of if holds]
+    if texts:
+        warnings.warn(texts[0], stacklevel=5)
 
 
 def warn_of_fits_at_evaluations(
     strategy: str, *, has_evaluations: bool, has_calibrator: bool
 ) -> None:
-    """Warn of a calibrator that is to be fitted before each evaluation, if there is none of them."""
+    """Warn of a calibrator to be fitted before each evaluation, if there is none of them."""
     if strategy != "evaluate" or (has_calibrator and has_evaluations):
         return
     reason = "there is no calibrator"
@@ -658,7 +691,9 @@ def warn_of_fits_at_evaluations(
 
 
 def warn_of_split_batches(loss: CalibrationLoss, args: Any, *, gathers: bool) -> None:
-    """Warn of a penalty on the batch that will be computed on parts of it; `args` are the Trainer's."""
+    """Warn of a penalty on the batch that will be computed on parts of it; `args` are the
+    Trainer's.
+    """
     batch_size = args.train_batch_size
     n_together = batch_size * args.world_size if gathers else batch_size
     n_of_a_step = batch_size * args.world_size * args.gradient_accumulation_steps
@@ -673,15 +708,16 @@ def warn_of_split_batches(loss: CalibrationLoss, args: Any, *, gathers: bool) ->
     has_ranks = isinstance(loss, GapTableLoss)
     if has_ranks and batch_size < n_of_a_step:
         warnings.warn(
-            f"The weights of loss {loss.name!r} depend on the batch, and are computed on micro-batches of {batch_size} "
-            f"of the {n_of_a_step} examples of an optimizer step. Results depend on this division. Use larger "
-            "micro-batches.",
+            f"The weights of loss {loss.name!r} depend on the batch, and are computed on "
+            f"micro-batches of {batch_size} of the {n_of_a_step} examples of an optimizer step. "
+            "Results depend on this division. Use larger micro-batches.",
             stacklevel=5,
         )
     if loss.couples_batch and n_together < n_of_a_step:
         warnings.warn(
-            f"The penalty of loss {loss.name!r} depends on the batch, and is computed on micro-batches of {n_together} "
-            f"of the {n_of_a_step} examples of an optimizer step. Results depend on this division. Use larger "
-            "micro-batches, or gather_batch=True on several processes.",
+            f"The penalty of loss {loss.name!r} depends on the batch, and is computed on "
+            f"micro-batches of {n_together} of the {n_of_a_step} examples of an optimizer step. "
+            "Results depend on this division. Use larger micro-batches, or gather_batch=True on "
+            "several processes.",
             stacklevel=5,
         )

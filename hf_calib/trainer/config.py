@@ -1,7 +1,10 @@
-"""Fields for the loss and the calibrator of a run: in the Trainer's arguments, or in a separate config."""
+"""Fields for the loss and the calibrator of a run: in the Trainer's arguments, or in a separate
+config.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import math
@@ -17,15 +20,24 @@ from transformers import TrainingArguments
 from hf_calib._errors import check, few
 from hf_calib._records import each_once
 from hf_calib.losses import AdaptiveLoss, make_loss
-from hf_calib.metrics.checks import check_flag
+from hf_calib.metrics.checks import check_choice, check_flag
 from hf_calib.metrics.state import lower_is_better
 from hf_calib.scaling import FOLDABLE_SCALERS, TemperatureScaling
-from hf_calib.trainer.callbacks import STRATEGIES, check_option, check_updates
+from hf_calib.trainer.callbacks import (
+    STRATEGIES,
+    AdaFocalCallback,
+    CalibrationMapCallback,
+    TemperatureScalingCallback,
+    check_updates,
+    check_whole,
+)
 
 if TYPE_CHECKING:
     ClassWeights = list[float] | str | None
     PosWeight = list[float] | float | str | None
-else:  # HfArgumentParser allows one type per field: strings, which are parsed unless they are "balanced".
+else:
+    # HfArgumentParser allows one type per field: strings, which are parsed unless they are
+    # "balanced".
     ClassWeights = list[str] | None
     PosWeight = list[str] | None
 
@@ -46,8 +58,6 @@ METRIC_SCHEDULES = (
 )  # They read metric_for_best_model.
 _WHOLE = {
     "n_bins": (1, 10_000),
-    "gamma_update_steps": (1, 10**9),
-    "gamma_update_samples": (1, 10**12),
     "seed": (0, 2**32 - 1),  # NumPy takes no others.
     "data_seed": (0, 2**63 - 1),
 }
@@ -55,55 +65,66 @@ _WHOLE = {
 _saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", default=False)
 
 
-def documented(fields: type[Kind]) -> type[Kind]:
-    """Add the descriptions in a dataclass's docstring to its fields, as the help of command-line options."""
+def documented(made: type[Kind]) -> type[Kind]:
+    """Add the descriptions in a dataclass's docstring to its fields, as the help of command-line
+    options.
+    """
     # Python 3.13 removes the indentation of docstrings, and cleandoc does so everywhere.
-    docstring = inspect.cleandoc(fields.__doc__ or "")
-    for name, text in re.findall(
-        r"^ {4}(\w+): (.+(?:\n {8}.+)*)", docstring, re.MULTILINE
-    ):
-        field: Any = fields.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
-        if field is not None:
-            field.metadata = {"help": " ".join(text.split())}
-    return fields
+    docstring = inspect.cleandoc(made.__doc__ or "")
+    item = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"
+    texts = dict(re.findall(item, docstring, re.MULTILINE))
+    for field in dataclasses.fields(made):  # type: ignore[arg-type]
+        if field.name in texts:
+            text = " ".join(texts[field.name].split())
+            field.metadata = {"help": text}  # type: ignore[assignment]
+    return made
 
 
 @documented
 @dataclass(repr=False)
 class CalibrationConfig:
-    """Configuration of a `CalibrationMixin`: the loss, the updates of its gammas, and the calibrator.
+    """Configuration of a `CalibrationMixin`: the loss, the updates of its gammas, and the
+    calibrator.
 
-    `CalibrationTrainingArguments` has these fields too. If a trainer's arguments are of another class, pass the config
-    in addition to them.
+    `CalibrationTrainingArguments` has these fields too. If a trainer's arguments are of another
+    class, pass the config in addition to them.
 
     Args:
         loss: Name of the loss in hf_calib.losses.LOSSES: adafocal, dual_focal, focal, ...
         loss_kwargs: Hyperparameters of the loss, as JSON: '{"gamma": 3.0}'.
-        class_weights: One positive weight per class, in the order of the model's labels; or 'balanced': N / (C n_c),
-            from the n_c labels of each class in the training split.
-        pos_weight: For several labels per row: one positive weight per label for the decisions in which it applies, or
-            one for all labels; or 'balanced': the negatives over the positives of each label in the training split.
+        class_weights: One positive weight per class, in the order of the model's labels; or
+            'balanced': N / (C n_c), from the n_c labels of each class in the training split.
+        pos_weight: For several labels per row: one positive weight per label for the decisions in
+            which it applies, or one for all labels; or 'balanced': the negatives over the positives
+            of each label in the training split.
         n_bins: Number of bins of the reported calibration errors.
-        gamma_update_steps: Number of optimizer steps between updates of an adaptive loss (adafocal, ada_dual_focal,
-            calfocal, ece_ce). Default: an update at each evaluation, or after each epoch if eval_strategy is 'no'.
-        gamma_update_schedule: Instead of gamma_update_steps: the number of optimizer steps between updates from an
-            epoch on, as JSON: '{"25": 100, "40": 1}'. Before the first of these epochs, updates are as by default.
-        gamma_update_samples: With gamma_update_steps or gamma_update_schedule: size of a fixed random subset of the
-            calibration split that is used for updates by steps. Default: the whole split.
-        calibration_method: The calibrator that is fitted to the calibration split and folded into the saved model:
-            auto, temperature, per_label_temperature, vector, matrix, structured_vector, structured_matrix, or none.
-            Default: auto; temperature if temperature_criterion is ece or adaptive_ece, and for heads without a bias;
-            none for causal LMs.
-        temperature_criterion: The metric that a temperature minimises on the calibration split: nll (exact), ece or
-            adaptive_ece (grid 0.1 to 10, as in the papers), or none for no temperature.
-        calibration_strategy: When the calibrator is fitted: at the 'end' of training, or also at each 'evaluate'.
-        gather_batch: Compute the penalties that couple the batch (mmce, soft_ece, kde_ece, mdca, avuc) over the
-            micro-batches of all processes instead of those of each process.
-        loss_reduction: 'mean' over the rows of the whole batch of an optimizer step, or the 'sum', which reproduces
-            the image papers and needs max_grad_norm=2.
+        gamma_update_steps: Number of optimizer steps between updates of an adaptive loss (adafocal,
+            ada_dual_focal, calfocal, ece_ce). Default: an update at each evaluation, or after each
+            epoch if eval_strategy is 'no'.
+        gamma_update_schedule: Instead of gamma_update_steps: the number of optimizer steps between
+            updates from an epoch on, as JSON: '{"25": 100, "40": 1}'. Before the first of these
+            epochs, updates are as by default.
+        gamma_update_samples: With gamma_update_steps or gamma_update_schedule: size of a fixed
+            random subset of the calibration split that is used for updates by steps. Default: the
+            whole split.
+        calibration_method: The calibrator that is fitted to the calibration split and folded into
+            the saved model: auto, temperature, per_label_temperature, vector, matrix,
+            structured_vector, structured_matrix, or none. Default: auto; temperature if
+            temperature_criterion is ece or adaptive_ece, and for heads without a bias; none for
+            causal LMs.
+        temperature_criterion: The metric that a temperature minimises on the calibration split: nll
+            (exact), ece or adaptive_ece (grid 0.1 to 10, as in the papers), or none for no
+            temperature.
+        calibration_strategy: When the calibrator is fitted: at the 'end' of training, or also at
+            each 'evaluate'.
+        gather_batch: Compute the penalties that couple the batch (mmce, soft_ece, kde_ece, mdca,
+            avuc) over the micro-batches of all processes instead of those of each process.
+        loss_reduction: 'mean' over the rows of the whole batch of an optimizer step, or the 'sum',
+            which reproduces the image papers and needs max_grad_norm=2.
 
     Raises:
-        ValueError: if the loss or a hyperparameter is unknown, or a value is out of range; before data are read.
+        ValueError: if the loss or a hyperparameter is unknown, or a value is out of range; before
+            data are read.
 
     >>> CalibrationConfig(loss="focal", loss_kwargs={"gamma": 2.0}).make_loss().hyperparameters
     {'gamma': 2.0}
@@ -130,17 +151,12 @@ class CalibrationConfig:
         """Raise if a value is out of range or two values do not fit together."""
         self.loss_kwargs = read_mapping(self.loss_kwargs)
         for name, options in _OPTIONS.items():
-            check_option(name, getattr(self, name), options)
+            check_choice(name, getattr(self, name), options)
         for name, (least, most) in _WHOLE.items():
-            value = getattr(self, name, None)  # A separate configuration has no seeds.
-            is_whole = type(value) is int and least <= value <= most
-            may_be_none = name != "n_bins"
-            check(
-                is_whole or (value is None and may_be_none),
-                f"{name} to be a whole number, at least {least}, at most {most}",
-                got=repr(value),
-                way_out="leave it out for the default",
-            )
+            # A separate configuration has no seeds, and for these None is a default.
+            value = getattr(self, name, None)
+            if value is not None or name == "n_bins":
+                check_whole(name, value, least, most)
         check_flag("gather_batch", self.gather_batch)
         self.gamma_update_schedule = check_updates(
             ("gamma_update_steps", "gamma_update_schedule", "gamma_update_samples"),
@@ -148,7 +164,9 @@ class CalibrationConfig:
             schedule=_from_json(self.gamma_update_schedule),
             samples=self.gamma_update_samples,
         )
-        self._read_all_weights()
+        # Weights become numbers, unless they are "balanced".
+        self.class_weights = _read_weights("class_weights", self.class_weights)
+        self.pos_weight = _read_weights("pos_weight", self.pos_weight)
         # Both raise for what they cannot make.
         self.make_scaler()
         loss = self.make_loss()
@@ -161,15 +179,10 @@ class CalibrationConfig:
             way_out="leave it out, or use loss='adafocal'",
         )
 
-    def _read_all_weights(self) -> None:
-        """Turn the weights of classes and labels into numbers, unless they are "balanced"."""
-        self.class_weights = _read_weights("class_weights", self.class_weights)
-        self.pos_weight = _read_weights("pos_weight", self.pos_weight)
-
     def fields(self) -> dict[str, Any]:
         """The settings of loss, callbacks and calibrator, without those of the Trainer."""
-        names = CalibrationConfig.__dataclass_fields__
-        return {name: getattr(self, name) for name in names}
+        own = dataclasses.fields(CalibrationConfig)
+        return {field.name: getattr(self, field.name) for field in own}
 
     def settings(self) -> str:
         """These settings, for comparison with earlier ones."""
@@ -182,7 +195,9 @@ class CalibrationConfig:
         balanced: list[float] | None = None,
         balanced_pos_weight: list[float] | None = None,
     ) -> Any:
-        """Return the configured `CalibrationLoss` for a model's `problem_type`; with None the labels' dtype decides."""
+        """Return the configured `CalibrationLoss` for a model's `problem_type`; with None the
+        labels' dtype decides.
+        """
         weights: Any = (
             balanced if self.class_weights == "balanced" else self.class_weights
         )
@@ -198,8 +213,8 @@ class CalibrationConfig:
             not no_hyperparameters,
             "loss_kwargs to have hyperparameters of the loss only",
             got=few(sorted(no_hyperparameters)),
-            way_out="class_weights and pos_weight are settings of their own, loss is the name, and the model has its "
-            "problem_type",
+            way_out="class_weights and pos_weight are settings of their own, loss is the name, and "
+            "the model has its problem_type",
         )
         # The Trainer's argument, which a separate configuration does not have.
         smoothing = getattr(self, "label_smoothing_factor", 0)
@@ -208,7 +223,8 @@ class CalibrationConfig:
                 name == "cross_entropy",
                 "label smoothing to be used with cross entropy",
                 got=f"label_smoothing_factor={smoothing} with loss={name!r}",
-                way_out=f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} alone",
+                way_out=f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} "
+                "alone",
             )
             name = "label_smoothing"
             given = {"smoothing": smoothing}
@@ -226,7 +242,7 @@ class CalibrationConfig:
         criterion = self.temperature_criterion
         if method is None:
             method = "auto" if criterion == "nll" else "temperature"
-        check_option("calibration_method", method, CALIBRATION_METHODS)
+        check_choice("calibration_method", method, CALIBRATION_METHODS)
         wants_none = "set calibration_method='none' for no calibrator"
         check(
             criterion == "nll"
@@ -242,32 +258,56 @@ class CalibrationConfig:
         return FOLDABLE_SCALERS[method].load()()
 
 
+def gamma_callback(config: CalibrationConfig, loss: Any) -> AdaFocalCallback | None:
+    """The callback for a configured loss, if it adapts."""
+    if not isinstance(loss, AdaptiveLoss):
+        return None
+    return AdaFocalCallback(
+        every_n_steps=config.gamma_update_steps,
+        n_samples=config.gamma_update_samples,
+        schedule=config.gamma_update_schedule,  # type: ignore[arg-type]
+    )
+
+
+def map_callback(strategy: str, scaler: Any) -> CalibrationMapCallback | None:
+    """The callback for a configured calibrator, if there is one."""
+    if scaler is None:
+        return None
+    # This class is what users pass to remove_callback.
+    if isinstance(scaler, TemperatureScaling):
+        return TemperatureScalingCallback(criterion=scaler.criterion, strategy=strategy)
+    return CalibrationMapCallback(scaler, strategy=strategy)
+
+
 # repr=False: a repr of the dataclass would replace the one that masks the token.
 @documented
 @dataclass(repr=False)
 class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
     """Arguments of `CalibrationTrainer`: those of `TrainingArguments`, the loss and the calibrator.
 
-    `transformers.HfArgumentParser` reads them from the command line, `parse_arguments` from a YAML file with overrides.
+    `transformers.HfArgumentParser` reads them from the command line, `parse_arguments` from a YAML
+    file with overrides.
 
-    With `load_best_model_at_end`, `metric_for_best_model` may be a calibration metric (`eval_adaptive_ece`, `eval_nll`,
-    ...); smaller values are then better, unless `greater_is_better` is set. Metrics of the calibrator
-    (`eval_nll_calibrated`, ...) need `calibration_strategy="evaluate"`. With an adaptive loss the default is `nll`,
-    because the loss itself changes between evaluations.
+    With `load_best_model_at_end`, `metric_for_best_model` may be a calibration metric
+    (`eval_adaptive_ece`, `eval_nll`, ...); smaller values are then better, unless
+    `greater_is_better` is set. Metrics of the calibrator (`eval_nll_calibrated`, ...) need
+    `calibration_strategy="evaluate"`. With an adaptive loss the default is `nll`, because the loss
+    itself changes between evaluations.
 
     Args:
-        answer_options: For a causal language model that answers with one of a few tokens, such as ' A' ' B' ' C' ' D':
-            loss, metrics and temperature use only these tokens. Each row has one of them as its only label.
+        answer_options: For a causal language model that answers with one of a few tokens, such as
+            ' A' ' B' ' C' ' D': loss, metrics and temperature use only these tokens. Each row has
+            one of them as its only label.
 
-    >>> CalibrationTrainingArguments("out", loss="focal", report_to="none").make_loss().hyperparameters
+    >>> args = CalibrationTrainingArguments("out", loss="focal", report_to="none")
+    >>> args.make_loss().hyperparameters
     {'gamma': 3.0}
     """
 
     answer_options: list[str] | None = None
 
     def __post_init__(self) -> None:
-        self.loss_kwargs = read_mapping(self.loss_kwargs)
-        self._read_all_weights()
+        self.check_calibration()
         schedule_reads_it = self.lr_scheduler_type in METRIC_SCHEDULES
         needs_metric = self.load_best_model_at_end or schedule_reads_it
         # An adaptive loss itself changes between evaluations.
@@ -285,7 +325,6 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
         ):
             self.greater_is_better = False
         TrainingArguments.__post_init__(self)
-        self.check_calibration()
 
     def __getstate__(self) -> dict[str, Any]:
         if _saved_with_a_model.get():
@@ -295,7 +334,9 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
 
 @contextmanager
 def hub_token_left_out() -> Iterator[None]:
-    """A context in which pickled arguments have no `hub_token`, as `training_args.bin` is uploaded with the model."""
+    """A context in which pickled arguments have no `hub_token`, as `training_args.bin` is uploaded
+    with the model.
+    """
     outer = _saved_with_a_model.set(True)
     try:
         yield
@@ -347,7 +388,9 @@ def _floats(values: Any) -> list[float]:
 
 
 def _from_json(value: Any) -> Any:
-    """A string of the command line parsed as JSON; other strings stay unchanged, and a later check rejects them."""
+    """A string of the command line parsed as JSON; other strings stay unchanged, and a later check
+    rejects them.
+    """
     if not isinstance(value, str):
         return value
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hf_calib._compat import full_float32
 from hf_calib._errors import check
+from hf_calib.losses import logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.state import LOGGED_METRICS, CalibrationState
 from hf_calib.predictions.predictions import Predictions
@@ -25,7 +26,8 @@ from hf_calib.scaling.saved_map import temperature_of
 from hf_calib.trainer import labels as of_labels
 from hf_calib.trainer.calibration_map import check_size
 
-# With more classes, as in a vocabulary, no class has enough rows, and the sums would need most of the time.
+# With more classes, as in a vocabulary, no class has enough rows, and the sums would need most of
+# the time.
 MOST_CLASSES_APART = 10_000
 _SUMMED_AT_ONCE = 2**16  # At least this many logits.
 _MAPPED_AT_ONCE = (
@@ -36,7 +38,9 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
 class Batch(NamedTuple):
-    """Logits (N, ..., C) with labels (N, ...), or with float labels of their shape: several labels, or soft ones."""
+    """Logits (N, ..., C) with labels (N, ...), or with float labels of their shape: several labels,
+    or soft ones.
+    """
 
     logits: Tensor
     labels: Tensor
@@ -46,11 +50,13 @@ class Batch(NamedTuple):
 class Evaluation:
     """The batches of a pass on this process, which end in the same metrics on every process."""
 
-    # A report on this many values needs less than 80 MB and half a minute. With few classes, most of the time is for
-    # resampling rows, so each row counts as at least this many values, and there are at most 50,000 rows.
+    # A report on this many values needs less than 80 MB and half a minute. With few classes, most
+    # of the time is for resampling rows, so each row counts as at least this many values, and there
+    # are at most 50,000 rows.
     FEW_VALUES: ClassVar[int] = 20_000_000
     VALUES_OF_A_ROW: ClassVar[int] = 400
-    # With this many tokens a temperature's standard error is below 1%; this many logits need half a GiB in float32.
+    # With this many tokens a temperature's standard error is below 1%; this many logits need half a
+    # GiB in float32.
     MOST_TOKENS: ClassVar[int] = 20_000
     MOST_LOGITS: ClassVar[int] = 2**27
 
@@ -74,12 +80,15 @@ class Evaluation:
         self.has_soft_labels = False
         self.rows: list[Batch] = []  # What is kept.
         self.lengths: list[Tensor] = []  # Lengths of the sentences in `rows` of tokens.
-        # What compute_loss has read of the batch in hand; `passes.watched` empties it before each batch.
+        # What compute_loss has read of the batch in hand; `WatchedStep` empties it before each
+        # batch.
         self.read_by_the_loss: Batch | None = None
-        # The batches come from this loader. One that is under way already, as that of a training, says nothing of them.
+        # The batches come from this loader. One that is under way already, as that of a training,
+        # says nothing of them.
         self.loader: Any = None
         self._loader_around = self.accelerator.gradient_state.active_dataloader
-        # Means of the loss over batches and their divisors, (2,) each; at the end the sums over all of them.
+        # Means of the loss over batches and their divisors, (2,) each; at the end the sums over all
+        # of them.
         self._losses: list[Tensor] = []
         self._loss_of_rows: float | None = None
         self._waiting: list[Batch] = []
@@ -90,7 +99,9 @@ class Evaluation:
     # ---- Batches ----
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch: logits (N, ..., C) with labels (N, ...), or with float labels of their shape."""
+        """Add a batch: logits (N, ..., C) with labels (N, ...), or with float labels of their
+        shape.
+        """
         logits = logits.detach()
         is_one_per_class = labels.is_floating_point()
         if self.raw is None:
@@ -111,12 +122,14 @@ class Evaluation:
         self._waiting.append(Batch(rows, targets))
         self._n_waiting += rows.numel()
 
-        # Logits of several processes are gathered batch by batch, because that is the order of the dataset.
+        # Logits of several processes are gathered batch by batch, because that is the order of the
+        # dataset.
         keeps_order = self.keep_values > 0 and self.accelerator.num_processes > 1
         if keeps_order or self._n_waiting >= _SUMMED_AT_ONCE:
             self._sum_up()
         else:
-            # Until then a hook of the user's may work in place, and a model may reuse the memory of its outputs.
+            # Until then a hook of the user's may work in place, and a model may reuse the memory of
+            # its outputs.
             self._waiting[-1] = Batch(rows.clone(), targets.clone())
 
     def _begin(self, logits: Tensor, *, is_one_per_class: bool) -> None:
@@ -147,7 +160,9 @@ class Evaluation:
         self.lengths.append(self.accelerator.gather_for_metrics(n_labelled))
 
     def _n_own_rows(self, n_rows: int) -> int:
-        """Return how many rows of a batch are not repeats, with which accelerate fills up the last batch."""
+        """Return how many rows of a batch are not repeats, with which accelerate fills up the last
+        batch.
+        """
         state = self.accelerator.gradient_state
         active = state.active_dataloader
         is_of_this_pass = active is self.loader or active is not self._loader_around
@@ -158,7 +173,9 @@ class Evaluation:
         return n_rows
 
     def _sum_up(self) -> None:
-        """Add the waiting batches to the sums in one update, which takes no longer than that of a small batch."""
+        """Add the waiting batches to the sums in one update, which takes no longer than that of a
+        small batch.
+        """
         if self.raw is None or not self._waiting:
             return
         logits, labels = _joined(self._waiting)
@@ -176,12 +193,15 @@ class Evaluation:
             self._keep(logits, labels)
 
     def add_loss(self, mean: Tensor, divisor: Tensor) -> None:
-        """Add the mean loss of a batch, and the number of rows or sum of class weights by which it was divided."""
+        """Add the mean loss of a batch, and the number of rows or sum of class weights by which it
+        was divided.
+        """
         numbers = torch.stack([mean.detach().float().mean(), divisor.float()])
         self._losses.append(numbers)
 
     def _mean_loss(self) -> float | None:
-        """The mean over the rows of all batches and processes; NaN without labels, None without losses.
+        """The mean over the rows of all batches and processes; NaN without labels, None without
+        losses.
 
         A loss that couples the rows of a batch is the mean of its batches, weighted by their rows.
         """
@@ -229,7 +249,9 @@ class Evaluation:
         return Batch(logits[known], labels[known])
 
     def _halve(self) -> None:
-        """Keep a random half of the tokens, the same on every process, and a smaller share of later tokens."""
+        """Keep a random half of the tokens, the same on every process, and a smaller share of later
+        tokens.
+        """
         self._share /= 2
         n_halvings = int(1 / self._share)
         generator = torch.Generator().manual_seed(n_halvings)
@@ -263,25 +285,28 @@ class Evaluation:
         return self._loss_of_rows is not None
 
     def metrics(self) -> dict[str, float]:
-        """Return the loss and the calibration metrics of the pass by log key; empty if no batch had labels."""
+        """Return the loss and the calibration metrics of the pass by log key; empty if no batch had
+        labels.
+        """
         found: dict[str, float] = {}
         if self._loss_of_rows is not None:
             found[f"{self.prefix}_loss"] = self._loss_of_rows
-        if self.raw is not None:
-            for name, value in _compute(self.raw).items():
-                found[f"{self.prefix}_{name}"] = value
+        for state, suffix in ((self.raw, ""), (self.calibrated, "_calibrated")):
+            if state is not None:
+                for name, value in _compute(state).items():
+                    found[f"{self.prefix}_{name}{suffix}"] = value
         if self.calibrated is not None:
-            for name, value in _compute(self.calibrated).items():
-                found[f"{self.prefix}_{name}_calibrated"] = value
             temperature = temperature_of(self.calibration_map)
             if temperature is not None:
                 found["temperature"] = temperature
         return found
 
     def logits_and_labels(self) -> Arrays:
-        """Return the logits (N, C) float32 and the labels of all rows that are not ignored, if logits were kept.
+        """Return the logits (N, C) float32 and the labels of all rows that are not ignored, if
+        logits were kept.
 
-        A multi-label row counts if any of its decisions does; unknown decisions are -100. Soft labels are (N, C).
+        A multi-label row counts if any of its decisions does; unknown decisions are -100. Soft
+        labels are (N, C).
         """
         was_to_keep = self.keep_values > 0 or bool(self.rows)
         check(
@@ -297,8 +322,8 @@ class Evaluation:
     def predictions(self, names: Mapping[int, str]) -> Predictions:
         """Return `logits_and_labels` with the class names by class index; logits may be NaN.
 
-        Soft labels become their most probable class. For labels of tokens, `sentences` (N,) is the index of each
-        token's sentence.
+        Soft labels become their most probable class. For labels of tokens, `sentences` (N,) is the
+        index of each token's sentence.
         """
         logits, labels = self.logits_and_labels()
         if self.has_soft_labels:
@@ -318,6 +343,59 @@ class Evaluation:
         )
 
 
+class WatchedStep:
+    """A trainer's `prediction_step` that also adds each batch to a pass."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        current: Evaluation,
+        *,
+        next_token: bool,
+        label_names: Sequence[str],
+        normalizer: Callable[[Tensor], Tensor] | None,
+        keeps_losses: bool,
+    ) -> None:
+        self.step = step
+        self.current = current
+        self._next_token = next_token
+        self._has_several_labels = len(label_names) > 1
+        self._label_names = label_names
+        self._normalizer = normalizer
+        self._keeps_losses = keeps_losses
+
+    def __call__(
+        self,
+        model: Any,
+        inputs: Any,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> Any:
+        current = self.current
+        current.read_by_the_loss = None
+        # The Trainer computes no loss of rows that have some of the labels.
+        if self._has_several_labels and any(
+            inputs.get(name) is not None for name in self._label_names
+        ):
+            of_labels.check_one_label(self._label_names)
+        # Without the logits there are no metrics.
+        loss, logits, labels = self.step(model, inputs, False, ignore_keys=ignore_keys)
+        batch = current.read_by_the_loss
+        if batch is not None and loss is not None and self._normalizer is not None:
+            current.add_loss(loss, self._normalizer(batch.labels))
+            # The loop's mean would weight each batch by its rows, also those that are ignored.
+            loss = loss if self._keeps_losses else None
+        # A compute_loss of another trainer.
+        if batch is None and isinstance(labels, Tensor):
+            aligned = of_labels.aligned_labels(labels, next_token=self._next_token)
+            batch = Batch(logits_of(logits), aligned)
+        if batch is not None:
+            current.add(batch.logits, batch.labels)
+        if prediction_loss_only:
+            return loss, None, None
+        return loss, logits, labels
+
+
 def _joined(batches: list[Batch]) -> Batch:
     """All rows of some batches in one."""
     logits = torch.cat([batch.logits for batch in batches])
@@ -334,7 +412,9 @@ def _labelled(labels: Tensor) -> Tensor:
 
 
 def on_device(mapping: AffineMap, logits: Tensor) -> Callable[[Tensor], Tensor]:
-    """The calibrator as a function of logits (N, C) like these, in float32 or their float64; -inf stays -inf."""
+    """The calibrator as a function of logits (N, C) like these, in float32 or their float64; -inf
+    stays -inf.
+    """
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
 
     def moved(part: Any) -> Tensor:
@@ -365,8 +445,8 @@ def _compute(state: CalibrationState) -> dict[str, float]:
         return state.compute()
     except ValueError as error:  # The model has diverged; the user decides what to do.
         warnings.warn(
-            f"This evaluation has no calibration metrics: {error}. They are logged as NaN. Check the model's logits "
-            "and the labels.",
+            f"This evaluation has no calibration metrics: {error}. They are logged as NaN. Check "
+            "the model's logits and the labels.",
             stacklevel=2,
         )
         return dict.fromkeys(LOGGED_METRICS, math.nan)

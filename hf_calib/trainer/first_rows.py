@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import datasets
 from torch import Tensor
@@ -16,49 +16,65 @@ _FIRST = 8
 
 
 def has_rows(dataset: Any) -> bool:
-    """Whether rows can be read by their index; a stream may have a length, and inherits `__getitem__`."""
+    """Whether rows can be read by their index; a stream may have a length, and inherits
+    `__getitem__`.
+    """
     is_indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     return is_indexed and not isinstance(dataset, IterableDataset)
 
 
-def first_batch(trainer: Any, dataset: Any, role: str) -> Mapping[str, Any] | None:
-    """Return a batch of the first rows; None if there are none, or it cannot be told."""
-    if has_rows(dataset):
-        first = range(min(_FIRST, len(dataset)))
-        batches = collated(trainer, dataset, role, [first] if first else [])
-        return batches[0] if batches else None
-    # Another stream may yield its rows only once.
-    if not isinstance(dataset, datasets.IterableDataset):
-        return None
-    rows = list(dataset.take(_FIRST))
-    loader = trainer.get_test_dataloader(dataset)
-    return _batch(loader, role, rows, range(len(rows))) if rows else None
+class FirstRows(NamedTuple):
+    """Rows after the transform of their dataset and the collator of the run."""
 
+    # It takes only the columns that the model reads, as those of the Trainer do.
+    loader_of: Callable[[Any], Any]
+    label_key: str
 
-def collated(
-    trainer: Any, dataset: Any, role: str, groups: Sequence[Sequence[int]]
-) -> list[Mapping[str, Any]]:
-    """Return a batch of each group of rows after transform and collator; none if it cannot be told."""
-    indices = [index for group in groups for index in group]
-    if isinstance(dataset, datasets.Dataset):
-        selected: Any = dataset.select(indices)
-    else:
-        selected = Subset(dataset, indices)
-    # It has the collator of the run, and only the columns that the model reads.
-    loader = trainer.get_test_dataloader(selected)
-    is_one = isinstance(loader, DataLoader) and loader.batch_sampler is not None
-    if not is_one or not has_rows(loader.dataset):
-        return []
-    rows: Any = loader.dataset
-    if len(rows) != len(indices):  # The user's own loader is of other rows.
-        return []
-    batches = []
-    start = 0
-    for group in groups:
-        places = range(start, start + len(group))
-        start += len(group)
-        batches.append(_batch(loader, role, rows, places))
-    return [batch for batch in batches if batch is not None]
+    def batch(self, dataset: Any, role: str) -> Mapping[str, Any] | None:
+        """Return a batch of the first rows; None if there are none, or it cannot be told."""
+        if has_rows(dataset):
+            first = range(min(_FIRST, len(dataset)))
+            batches = self._batches(dataset, role, first, size=_FIRST)
+            return batches[0] if batches else None
+        # Another stream may yield its rows only once.
+        if not isinstance(dataset, datasets.IterableDataset):
+            return None
+        rows = list(dataset.take(_FIRST))
+        if not rows:
+            return None
+        return _batch(self.loader_of(dataset), role, rows, range(len(rows)))
+
+    def labels(self, dataset: Any, role: str, indices: Sequence[int]) -> list[Tensor]:
+        """Return the labels of each of these rows as the batches will have them; none if it cannot
+        be told.
+        """
+        if not has_rows(dataset):
+            return []
+        batches = self._batches(dataset, role, indices, size=1)
+        found = [batch.get(self.label_key) for batch in batches]
+        return [labels for labels in found if isinstance(labels, Tensor)]
+
+    def _batches(
+        self, dataset: Any, role: str, indices: Sequence[int], size: int
+    ) -> list[Mapping[str, Any]]:
+        """Return these rows in batches; none if it cannot be told."""
+        if isinstance(dataset, datasets.Dataset):
+            selected: Any = dataset.select(indices)
+        else:
+            selected = Subset(dataset, indices)
+        loader = self.loader_of(selected)
+        is_one = isinstance(loader, DataLoader) and loader.batch_sampler is not None
+        if not is_one or not has_rows(loader.dataset):
+            return []
+        rows: Any = loader.dataset
+        if len(rows) != len(indices):  # The user's own loader is of other rows.
+            return []
+        places = range(len(rows))
+        starts = range(0, len(rows), size)
+        batches = [
+            _batch(loader, role, rows, places[start : start + size]) for start in starts
+        ]
+        return [batch for batch in batches if batch is not None]
 
 
 def _batch(
@@ -80,19 +96,10 @@ def _batch(
     return batch if isinstance(batch, Mapping) else None
 
 
-def labels_of_rows(
-    trainer: Any, dataset: Any, role: str, indices: Sequence[int]
-) -> list[Tensor]:
-    """Return the labels of each of these rows as the batches will have them; none if it cannot be told."""
-    if not has_rows(dataset):
-        return []
-    batches = collated(trainer, dataset, role, [[index] for index in indices])
-    found = [batch.get(trainer.label_key) for batch in batches]
-    return [labels for labels in found if isinstance(labels, Tensor)]
-
-
 def is_multi_label(batch: Mapping[str, Any] | None, label_key: str) -> bool | None:
-    """Whether the labels of a batch are one float per class; None if there are none, or floats of another shape."""
+    """Whether the labels of a batch are one float per class; None if there are none, or floats of
+    another shape.
+    """
     labels = None if batch is None else batch.get(label_key)
     if not isinstance(labels, Tensor):
         return None

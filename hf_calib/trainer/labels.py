@@ -49,12 +49,34 @@ class Labels(NamedTuple):
     def check_given(self, role: str) -> None:
         """Raise if rows have a label of None."""
         n_missing = len(self.missing)
+        if n_missing == 0:
+            return
         check(
-            n_missing == 0,
+            False,
             f"labels of the {role} split to be given in every row",
-            got=f"None in row {sum(self.missing[:1])} ({counted(n_missing, 'such row')})",
+            got=f"None in row {self.missing[0]} ({counted(n_missing, 'such row')})",
             way_out="label these rows, drop them, or give -100 to ignore them",
         )
+
+    def check_not_ignored(self, role: str, way_out: str) -> None:
+        """Raise if all rows are ignored."""
+        check(
+            bool((self.values != IGNORE_INDEX).any()),
+            f"labels of the {role} split to be given",
+            got="-100 in every row",
+            way_out=way_out,
+        )
+
+    @property
+    def row_sizes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The rows with labels, and their numbers of labels."""
+        return np.unique(self.rows, return_counts=True)
+
+    @property
+    def are_lists_of_floats(self) -> bool:
+        """Whether rows have several floats: soft labels, or one for each of several labels."""
+        rows, _ = self.row_sizes
+        return self.values.dtype.kind == "f" and len(rows) < len(self.values)
 
 
 def label_columns(label_key: str) -> tuple[str, ...]:
@@ -63,7 +85,8 @@ def label_columns(label_key: str) -> tuple[str, ...]:
 
 
 def read_labels(dataset: Any, label_key: str) -> Labels | None:
-    """Return the labels of a `datasets.Dataset` from its column, or of a list of rows; None for other datasets.
+    """Return the labels of a `datasets.Dataset` from its column, or of a list of rows; None for
+    other datasets.
 
     Raise for two columns of labels that differ: a collator may take the other one.
     """
@@ -142,7 +165,9 @@ def _labels_of_rows(labels: list[Any]) -> Labels:
 
 
 def first_missing(dataset: Any, name: str) -> int | None:
-    """The first row with None in a column that others have; None if there is none, or the rows are not in memory."""
+    """The first row with None in a column that others have; None if there is none, or the rows are
+    not in memory.
+    """
     if are_rows(dataset):
         absent = np.array([row.get(name) is None for row in dataset])
     elif isinstance(dataset, datasets.Dataset) and name in dataset.column_names:
@@ -156,13 +181,15 @@ def first_missing(dataset: Any, name: str) -> int | None:
 
 
 def check_one_label(label_names: Sequence[str]) -> None:
-    """Raise for several label columns: losses and metrics are of one, and the Trainer evaluates all or none."""
+    """Raise for several label columns: losses and metrics are of one, and the Trainer evaluates all
+    or none.
+    """
     check(
         len(label_names) <= 1,
         "label_names to name one label column",
         got=few(label_names),
-        way_out=f"set label_names=[{label_names[0]!r}] if the others are inputs of the model; for several heads with "
-        "losses of their own, use transformers.Trainer or override compute_loss",
+        way_out=f"set label_names=[{label_names[0]!r}] if the others are inputs of the model; for "
+        "several heads with losses of their own, use transformers.Trainer or override compute_loss",
     )
 
 
@@ -171,7 +198,8 @@ def balanced_weights(
     n_classes: int | None,
     arriving: Callable[[list[int]], list[Tensor]],
 ) -> list[float]:
-    """Return weights N / (C n_c) of the training split, which give every class the same share of the loss.
+    """Return weights N / (C n_c) of the training split, which give every class the same share of
+    the loss.
 
     `arriving` gives the labels of rows as the batches will have them, or none if that is not known.
     """
@@ -211,7 +239,8 @@ def balanced_pos_weight(
     n_labels: int | None,
     arriving: Callable[[list[int]], list[Tensor]],
 ) -> list[float]:
-    """Return the negatives over the positives of each label in the training split, without ignored decisions.
+    """Return the negatives over the positives of each label in the training split, without ignored
+    decisions.
 
     `arriving` is as in `balanced_weights`.
     """
@@ -223,7 +252,8 @@ def balanced_pos_weight(
     n_columns = n_labels or max(sizes, default=0)
     check(
         sizes == [n_columns],
-        "pos_weight to be given as numbers where the rows of the training split do not have 0 or 1 for each label",
+        "pos_weight to be given as numbers where the rows of the training split do not have 0 or 1 "
+        "for each label",
         got="'balanced'",
         way_out=way_out,
     )
@@ -264,13 +294,16 @@ def _check_unchanged(
         check(
             _are_the_same(own, theirs),
             f"{argument} to be given as numbers where a transform or collator changes the labels",
-            got=f"'balanced', and labels {few(own.tolist())} of row {row}, which arrive as {few(theirs.tolist())}",
+            got=f"'balanced', and labels {few(own.tolist())} of row {row}, which arrive as "
+            f"{few(theirs.tolist())}",
             way_out=way_out,
         )
 
 
 def _are_the_same(labels: NDArray[Any], arriving: NDArray[Any]) -> bool:
-    """Whether labels are unchanged, except that a collator may repeat, cut or ignore those of tokens."""
+    """Whether labels are unchanged, except that a collator may repeat, cut or ignore those of
+    tokens.
+    """
     ours = labels[labels != IGNORE_INDEX]
     theirs = arriving[arriving != IGNORE_INDEX]
     if len(ours) == len(theirs):
@@ -279,7 +312,8 @@ def _are_the_same(labels: NDArray[Any], arriving: NDArray[Any]) -> bool:
 
 
 def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
-    """Return labels at the positions of their logits: shifted for `next_token`; (N, 1) class indices become (N,).
+    """Return labels at the positions of their logits: shifted for `next_token`; (N, 1) class
+    indices become (N,).
 
     >>> aligned_labels(torch.tensor([[5, 6, 7]]), next_token=True)
     tensor([[   6,    7, -100]])
@@ -304,7 +338,9 @@ def n_own_rows(rows_left: int, process: int, size: int) -> int:
 def ignore_repeated_rows(
     batch: Any, key: str, loader: Any, accelerator: Accelerator
 ) -> None:
-    """Ignore the rows from the start of the epoch that accelerate adds to the last batch of a loader."""
+    """Ignore the rows from the start of the epoch that accelerate adds to the last batch of a
+    loader.
+    """
     if key not in batch or not accelerator.gradient_state.end_of_dataloader:
         return
     labels = batch[key]
@@ -347,7 +383,9 @@ def _start_of_packed_row(batch: Any, index: int, length: int) -> int:
 
 
 def number_of_classes(model: Any) -> int | None:
-    """Return the model's number of labels, or the vocabulary size of a language model; None if unknown."""
+    """Return the model's number of labels, or the vocabulary size of a language model; None if
+    unknown.
+    """
     model = without_adapters(model)
     name = type(model).__name__
     config = getattr(model, "config", None)
@@ -364,7 +402,9 @@ def number_of_classes(model: Any) -> int | None:
 
 
 class AnswerOptions:
-    """Conversion of token labels to option indices, and of a language model's logits to those of the options."""
+    """Conversion of token labels to option indices, and of a language model's logits to those of
+    the options.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, texts: Sequence[str]) -> None:
         check(
@@ -385,7 +425,9 @@ class AnswerOptions:
         self._keeps_positions = keeps_positions(model)
 
     def batch(self, collator: Callable[[Any], Any], rows: Any) -> dict[str, Any]:
-        """Return a collated batch with the option (N,) and its place instead of token labels (N, L)."""
+        """Return a collated batch with the option (N,) and its place instead of token labels (N,
+        L).
+        """
         batch = collator(rows)
         labels = batch["labels"]
         is_labelled = labels != IGNORE_INDEX
@@ -410,7 +452,9 @@ class AnswerOptions:
         return batch
 
     def logits(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Return the options' logits (N, K) before each row's answer; if possible, the model computes no others."""
+        """Return the options' logits (N, K) before each row's answer; if possible, the model
+        computes no others.
+        """
         inputs = dict(inputs)
         places = inputs.pop(PLACES)
         if self._keeps_positions:
@@ -420,7 +464,9 @@ class AnswerOptions:
         return logits[:, self.tokens]
 
     def check(self, labels: Labels, role: str) -> None:
-        """Raise before training unless each row of a split has exactly one option token as its label."""
+        """Raise before training unless each row of a split has exactly one option token as its
+        label.
+        """
         is_labelled = labels.values != IGNORE_INDEX
         values = labels.values[is_labelled]
         rows = labels.rows[is_labelled]

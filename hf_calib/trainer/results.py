@@ -1,4 +1,6 @@
-"""Records of a run, and the reports on its evaluations: what a saved model, its card and its report say."""
+"""Records of a run, and the reports on its evaluations: what a saved model, its card and its report
+say.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,7 @@ class Results:
     """What is known of a run at some time, for its records and its report."""
 
     loss: CalibrationLoss
+    loss_record: Mapping[str, Any]  # Empty if the training was with another loss.
     splits: Splits
     n_bins: int
     n_classes: int | None
@@ -61,27 +64,26 @@ class Results:
 def about_map(
     results: Results, scaler: Any, split: str, n_examples: int
 ) -> dict[str, Any]:
-    """The further entries of calibration.json: the loss, the rows and the base model, as far as recorded."""
-    loss = results.loss
+    """The further entries of calibration.json: the loss, the rows and the base model, as far as
+    recorded.
+    """
     names = results.class_names
-    is_pair = results.n_classes == 1 and not loss.multi_label
+    trained_with = results.loss_record
+    is_pair = results.n_classes == 1 and not results.loss.multi_label
     known = {
         "criterion": getattr(scaler, "criterion", None),
         "split": split,
         "n_examples": n_examples,
-        "loss": loss.name,
-        "loss_kwargs": loss.hyperparameters,
-        "class_weights": None
-        if loss.class_weights is None
-        else loss.class_weights.tolist(),
-        "pos_weight": None if loss.pos_weight is None else loss.pos_weight.tolist(),
+        "loss": trained_with.get("loss"),
+        "loss_kwargs": trained_with.get("hyperparameters"),
+        "class_weights": trained_with.get("class_weights"),
+        "pos_weight": trained_with.get("pos_weight"),
         **(OF_PAIRS if is_pair else {}),
         "folded": False,
         "data": _data(results, split, n_examples),
         "base_model": results.base_model if is_hub_name(results.base_model) else None,
-        "class_names": [
-            names[index] for index in sorted(names)
-        ],  # Adapters do not have them.
+        # Adapters do not have them.
+        "class_names": [names[index] for index in sorted(names)],
     }
     return {key: value for key, value in known.items() if value is not None}
 
@@ -104,7 +106,9 @@ def _data(results: Results, split: str, n_examples: int) -> dict[str, Any]:
 
 
 def described_rows(dataset: Any) -> dict[str, Any]:
-    """The number of rows, except for a stream, and the name, with its owner if the files are from the Hub."""
+    """The number of rows, except for a stream, and the name, with its owner if the files are from
+    the Hub.
+    """
     found: dict[str, Any] = {}
     with suppress(TypeError, NotImplementedError):
         found["n"] = len(dataset)
@@ -118,7 +122,9 @@ def described_rows(dataset: Any) -> dict[str, Any]:
 
 
 def measured(results: Results) -> dict[str, Any]:
-    """The entry "metrics" of calibration.json: the metrics before and after calibration, and their rows."""
+    """The entry "metrics" of calibration.json: the metrics before and after calibration, and their
+    rows.
+    """
     evaluation = results.evaluation_with_map
     if evaluation is None:
         return {}
@@ -169,7 +175,8 @@ def _evaluated_rows(results: Results, evaluation: Evaluation) -> dict[str, Any]:
 def report_of(
     results: Results, outside: Mapping[str, Any] | None = None
 ) -> CalibrationReport | None:
-    """Return the report on the last evaluation before and after calibration, with sections on OOD logits by name.
+    """Return the report on the last evaluation before and after calibration, with sections on OOD
+    logits by name.
 
     It is None if no logits were kept, for soft labels, and in the cases of `report_on`.
     """
@@ -221,9 +228,11 @@ def report_on(
 def write_results(
     results: Results, folder: Path, outside: Mapping[str, Any] | None = None
 ) -> CalibrationReport | None:
-    """Write the results of the last evaluation to the folder of a model with the trainer's calibrator, for the card.
+    """Write the results of the last evaluation to the folder of a model with the trainer's
+    calibrator, for the card.
 
-    Return the report in the folder `calibration`, or None, with only metrics written, if no such logits were kept.
+    Return the report in the folder `calibration`, or None, with only metrics written, if no such
+    logits were kept.
     """
     fitted = results.fitted
     assert fitted is not None

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from accelerate.utils import gather_object
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
@@ -75,7 +76,8 @@ def _is_logged(entry: Any) -> bool:
     return fits(entry, {"step": count, "epoch": number} if is_table else dict)
 
 
-# The kinds of what the Trainer reads in its state to go on. Until a metric has been measured, the best one is infinite.
+# The kinds of what the Trainer reads in its state to go on. Until a metric has been measured, the
+# best one is infinite.
 _STATE_KINDS = {
     **dict.fromkeys(("global_step", "max_steps", "num_train_epochs"), count),
     **dict.fromkeys(("epoch", "total_flos"), number),
@@ -92,7 +94,9 @@ _LARGEST_TABLE = 2**24  # In bytes: 10,000 bins, and gaps of two million classes
 
 
 def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
-    """Write the loss's table with its name and hyperparameters to the directory, completely or not at all."""
+    """Write the loss's table with its name and hyperparameters to the directory, completely or not
+    at all.
+    """
     table = {name: value.contiguous() for name, value in loss.state_dict().items()}
     metadata = {"loss": loss.name, "hyperparameters": json.dumps(loss.hyperparameters)}
     with whole_file(Path(directory) / LOSS_STATE_NAME) as unfinished:
@@ -100,7 +104,9 @@ def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
 
 
 def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
-    """Restore the table of `save_loss_state`, also from the place of a push, if it is of the same loss."""
+    """Restore the table of `save_loss_state`, also from the place of a push, if it is of the same
+    loss.
+    """
     files = _tables(Path(directory))
     check(
         bool(files),
@@ -147,9 +153,8 @@ def _table_of(loss: AdaptiveLoss, path: Path) -> dict[str, Any]:
     theirs = json.loads(recorded.get("hyperparameters", "null"))
     if "loss" not in recorded or not isinstance(theirs, dict):
         raise ValueError("a file that does not say its loss")
-    # A hyperparameter or tensor that is missing there was introduced after the file was written.
-    differing = [name for name, value in theirs.items() if ours.get(name) != value]
-    if recorded["loss"] != loss.name or differing:
+    # A hyperparameter that is missing there was introduced after the file was written.
+    if recorded["loss"] != loss.name or not theirs.items() <= ours.items():
         raise ValueError(f"the table of loss {recorded['loss']!r} with {theirs}")
     return table
 
@@ -168,7 +173,9 @@ def loss_record(loss: CalibrationLoss) -> dict[str, Any]:
 
 
 def _check_intervals(path: Path, state: Mapping[str, Any], args: Any) -> None:
-    """Raise for a state whose steps between logs, evaluations or checkpoints the Trainer cannot divide by."""
+    """Raise for a state whose steps between logs, evaluations or checkpoints the Trainer cannot
+    divide by.
+    """
     for event in ("logging", "eval", "save"):
         name = f"{event}_steps"
         recorded = state.get(name, 1)
@@ -187,7 +194,9 @@ def _check_intervals(path: Path, state: Mapping[str, Any], args: Any) -> None:
 def check_goes_on(
     loss: CalibrationLoss, args: Any, checkpoint: str | os.PathLike[str]
 ) -> None:
-    """Raise for a checkpoint whose training cannot go on: of another loss, with a calibrator in its weights."""
+    """Raise for a checkpoint whose training cannot go on: of another loss, with a calibrator in its
+    weights.
+    """
     folder = Path(checkpoint)
     path = folder / TRAINER_STATE_NAME
     # With another loop there may be none.
@@ -204,9 +213,9 @@ def check_goes_on(
         theirs = found["hyperparameters"]
         # One that is missing there was introduced after the checkpoint was written.
         own = ours["hyperparameters"]
-        known = {name: own[name] for name in own if name in theirs}
+        is_like_ours = {**found, "hyperparameters": own} == ours
         check(
-            {**ours, "hyperparameters": known} == found,
+            is_like_ours and theirs.items() <= own.items(),
             f"resume_from_checkpoint to be of a training with {_in_words(ours)}",
             got=f"{folder}, of one with {_in_words(found)}",
             way_out=way_out,
@@ -229,7 +238,9 @@ def _is_folded(folder: Path) -> bool:
 
 
 def _recorded_loss(state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The loss in the state of a checkpoint; None if it was written by a program that does not record it."""
+    """The loss in the state of a checkpoint; None if it was written by a program that does not
+    record it.
+    """
     found = state.get("stateful_callbacks", {}).get(LOSS_RECORD)
     if found is None:
         return None
@@ -255,7 +266,9 @@ def newest_checkpoint(output_dir: str | os.PathLike[str], loss: str) -> str | No
 
 
 def checkpoint_to_resume(output_dir: str | os.PathLike[str], loss: str) -> str:
-    """The newest complete checkpoint, with a warning that names newer ones; raise like the Trainer if there is none."""
+    """The newest complete checkpoint, with a warning that names newer ones; raise like the Trainer
+    if there is none.
+    """
     incomplete = []
     for path in _checkpoints(Path(output_dir)):
         problem = _problem(path, loss)
@@ -264,8 +277,9 @@ def checkpoint_to_resume(output_dir: str | os.PathLike[str], loss: str) -> str:
             continue
         if incomplete:
             warnings.warn(
-                f"Incomplete: {', '.join(incomplete)}. Training resumes from {path}, the newest complete checkpoint, "
-                "and repeats the steps since. Pass resume_from_checkpoint=FOLDER to choose another one.",
+                f"Incomplete: {', '.join(incomplete)}. Training resumes from {path}, the newest "
+                "complete checkpoint, and repeats the steps since. Pass "
+                "resume_from_checkpoint=FOLDER to choose another one.",
                 stacklevel=3,
             )
         return str(path)
@@ -276,7 +290,9 @@ def checkpoint_to_resume(output_dir: str | os.PathLike[str], loss: str) -> str:
 
 
 def check_complete(checkpoint: str | os.PathLike[str], loss: str) -> None:
-    """Raise for a checkpoint that is not there, not written to its end or cut short since; name the one before it."""
+    """Raise for a checkpoint that is not there, not written to its end or cut short since; name the
+    one before it.
+    """
     path = Path(checkpoint)
     problem = _problem(path, loss)
     if problem is None:
@@ -296,7 +312,9 @@ def check_complete(checkpoint: str | os.PathLike[str], loss: str) -> None:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first: by the number of their step, not by their name."""
+    """The checkpoints in a folder, the newest first: by the number of their step, not by their
+    name.
+    """
     by_step: dict[int, Path] = {}
     for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
@@ -306,7 +324,9 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _problem(checkpoint: Path, loss: str) -> str | None:
-    """The reason why a checkpoint is incomplete; None for a complete one. The Trainer's state is written last."""
+    """The reason why a checkpoint is incomplete; None for a complete one. The Trainer's state is
+    written last.
+    """
     if not checkpoint.is_dir():
         return "no such folder"
     path = checkpoint / TRAINER_STATE_NAME
@@ -352,7 +372,7 @@ def _problem(checkpoint: Path, loss: str) -> str | None:
 
 
 def _wrong_in_state(folder: str, state: Mapping[str, Any]) -> str | None:
-    """What the Trainer cannot read in the state of a folder of this name; None if there is nothing."""
+    """What the Trainer cannot read in the state of a folder of this name, or None."""
     wrong = wrong_entry(state, _STATE_KINDS)
     if wrong is not None:
         return f"{wrong}: {cut(repr(state[wrong]), 100) if wrong in state else 'none'}"
@@ -362,7 +382,8 @@ def _wrong_in_state(folder: str, state: Mapping[str, Any]) -> str | None:
     of_folder = folder.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
     if of_folder.isdecimal() and int(of_folder) != step:
         return f"global_step: {step}, in the folder of step {of_folder}"
-    unknown = sorted(state.keys() - TrainerState.__dataclass_fields__.keys())
+    known = {field.name for field in dataclasses.fields(TrainerState)}
+    unknown = sorted(state.keys() - known)
     if unknown:
         return f"unknown entries: {few(unknown)}"
     return None
@@ -420,43 +441,10 @@ def save_beside(folder: Path, loss: CalibrationLoss, fitted: SavedMap | None) ->
         remove_files(folder, rule_files(folder))
 
 
-class PushSettings(NamedTuple):
-    """Where a push goes; the names are those of `hf_calib.export.hub.push_folder`."""
-
-    message: str
-    create_pr: bool
-    run_as_future: bool
-    token: str | None
-    revision: str | None
-    private: bool | None
-
-
-def push_settings(
-    message: str | None, given: dict[str, Any], args: Any
-) -> PushSettings:
-    """Take the settings of a push out of the arguments of `push_to_hub`; the others stay, for the model card.
-
-    What is not given is as in the Trainer's arguments.
-    """
-
-    def taken(name: str, default: Any) -> Any:
-        value = given.pop(name, None)
-        return default if value is None else value
-
-    return PushSettings(
-        message=message or "End of training",
-        create_pr=given.pop("create_pr", False),
-        run_as_future=not given.pop("blocking", True),
-        token=taken("token", args.hub_token),
-        revision=taken("revision", args.hub_revision),
-        private=taken("private", args.hub_private_repo),
-    )
-
-
 def card_settings(
     given: dict[str, Any], repo_id: str, model_tags: list[str] | None
 ) -> dict[str, Any]:
-    """The arguments of `create_model_card`, with the model's own tags after those that are given."""
+    """The arguments of `create_model_card`, with the model's own tags after the given ones."""
     tags = given.get("tags") or []
     if isinstance(tags, str):
         tags = [tags]
@@ -465,7 +453,9 @@ def card_settings(
 
 
 def raise_everywhere(work: Callable[[], Any], *, here: bool) -> Any:
-    """Run work on this process or others; if it fails, all processes raise, so that none waits forever."""
+    """Run work on this process or others; if it fails, all processes raise, so that none waits
+    forever.
+    """
     done = None
     failure: Exception | None = None
     if here:

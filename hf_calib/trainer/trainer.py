@@ -1,4 +1,4 @@
-"""`CalibrationTrainer`: the Hugging Face Trainer with a calibration loss, metrics and a calibrator."""
+"""`CalibrationTrainer`: the Trainer with a calibration loss, metrics and a calibrator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,10 @@ from sklearn.base import clone
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, Trainer
-from transformers.trainer_utils import (
-    EvalLoopOutput,
-    IntervalStrategy,
-    SaveStrategy,
-    default_compute_objective,
-)
+from transformers.trainer_utils import default_compute_objective
 
 from hf_calib._compat import load_saved_names
-from hf_calib._errors import check, few
+from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._hub import CARD, with_owner
 from hf_calib.cards.card import repair_stock_card, write_card
 from hf_calib.export.folder import (
@@ -44,7 +38,7 @@ from hf_calib.models.weights import fingerprint_if_whole, is_loaded_alike
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import SavedMap, temperature_of, title_of
 from hf_calib.trainer import calibration_map as maps
-from hf_calib.trainer import callbacks, checks, passes, results, saving
+from hf_calib.trainer import checks, passes, results, saving
 from hf_calib.trainer import labels as of_labels
 from hf_calib.trainer.callbacks import (
     AdaFocalCallback,
@@ -56,10 +50,12 @@ from hf_calib.trainer.config import (
     METRIC_SCHEDULES,
     CalibrationConfig,
     CalibrationTrainingArguments,
+    gamma_callback,
     hub_token_left_out,
+    map_callback,
 )
-from hf_calib.trainer.evaluation import Batch, Evaluation
-from hf_calib.trainer.first_rows import first_batch, is_multi_label, labels_of_rows
+from hf_calib.trainer.evaluation import Batch, Evaluation, WatchedStep
+from hf_calib.trainer.first_rows import FirstRows, is_multi_label
 from hf_calib.trainer.labels import PLACES, AnswerOptions, Problem
 from hf_calib.trainer.results import Results
 from hf_calib.trainer.saving import (
@@ -74,15 +70,18 @@ logger = logging.getLogger(__name__)
 
 
 class CalibrationMixin(Trainer):
-    """Mixin that adds calibration to a subclass of `Trainer`: `class Mine(CalibrationMixin, TheirTrainer)`.
+    """Mixin that adds calibration to a subclass of `Trainer`: `class Mine(CalibrationMixin,
+    TheirTrainer)`.
 
-    `CalibrationTrainer` is the mixin with the stock `Trainer`, and describes what it adds. If a trainer makes its
-    batches or logits in another way, override `logits_and_labels`. A trainer with its own `compute_loss` keeps it, and
-    its evaluations have the metrics if its `prediction_step` returns logits and labels. With `compute_loss_func` the
-    loss is that function, scaled as in the stock Trainer.
+    `CalibrationTrainer` is the mixin with the stock `Trainer`, and describes what it adds. If a
+    trainer makes its batches or logits in another way, override `logits_and_labels`. A trainer with
+    its own `compute_loss` keeps it, and its evaluations have the metrics if its `prediction_step`
+    returns logits and labels. With `compute_loss_func` the loss is that function, scaled as in the
+    stock Trainer.
 
     Args:
-        calibration: a `CalibrationConfig`, if `args` has no such fields; other arguments as in `CalibrationTrainer`.
+        calibration: a `CalibrationConfig`, if `args` has no such fields; other arguments as in
+            `CalibrationTrainer`.
     """
 
     args: Any
@@ -98,7 +97,6 @@ class CalibrationMixin(Trainer):
     said_left_out = False
     has_pushed_a_map = False
     during_training = False  # A callback ends it after the last step.
-    current_pass: Evaluation | None = None  # The pass that is running.
     _planned_pass: Evaluation | None = None  # What `evaluate` hands to its loop.
     _resume_from: str | None = None
     _trial_of_search: Any = None
@@ -183,7 +181,9 @@ class CalibrationMixin(Trainer):
 
     @property
     def calibration_split(self) -> Any:
-        """The dataset for gammas and calibrator: `calibration_dataset`, a single evaluation set, or None."""
+        """The dataset for gammas and calibrator: `calibration_dataset`, a single evaluation set, or
+        None.
+        """
         return self.splits.held_out
 
     @property
@@ -222,15 +222,28 @@ class CalibrationMixin(Trainer):
         is_of_other_weights = last is not None and last.is_of_other_weights
         return Results(
             loss=self.calibration_loss,
+            loss_record=self._loss_record,
             splits=self.splits,
             n_bins=self.calibration_config.n_bins,
             n_classes=self.n_classes,
             class_names=self.class_names,
-            base_model=getattr(self.model_config, "_name_or_path", None),
+            base_model=getattr(self.model_config, "name_or_path", None),
             mixed_precision=self.accelerator.mixed_precision,
             fitted=self.fitted_map,
             evaluation=None if is_of_other_weights else self.last_evaluation,
         )
+
+    @property
+    def _loss_record(self) -> dict[str, Any]:
+        """The loss in JSON types; empty for a function of the user's, which has no name."""
+        if self.compute_loss_func is not None:
+            return {}
+        return saving.loss_record(self.calibration_loss)
+
+    @property
+    def _first_rows(self) -> FirstRows:
+        """The first rows of the datasets as the batches will have them."""
+        return FirstRows(self.get_test_dataloader, self.label_key)
 
     def _make_loss(self) -> None:
         """Make the configured loss and callbacks."""
@@ -253,11 +266,18 @@ class CalibrationMixin(Trainer):
         if config.gather_batch and self.args.world_size > 1:
             self.calibration_loss.gather = all_gather_rows
 
-        gammas = callbacks.gamma_callback(config, self.calibration_loss)
+        gammas = gamma_callback(config, self.calibration_loss)
         self.own_callbacks.replace(AdaFocalCallback, gammas)
-        fit = callbacks.map_callback(config, maps.scaler_of(config, self.problem))
-        self.own_callbacks.replace(CalibrationMapCallback, fit)
+        fitting = map_callback(config.calibration_strategy, self._configured_scaler())
+        self.own_callbacks.replace(CalibrationMapCallback, fitting)
         self.own_callbacks.arrange()
+
+    def _configured_scaler(self) -> Any:
+        """The calibrator of the arguments, not fitted, or None."""
+        config = self.calibration_config
+        is_default = config.calibration_method is None
+        scaler = config.make_scaler()
+        return maps.scaler_for(self.problem, scaler, is_default=is_default)
 
     def _settings(self) -> list[Any]:
         """What loss and callbacks are made from."""
@@ -271,24 +291,23 @@ class CalibrationMixin(Trainer):
     def _balanced(
         self, setting: str, balance: Callable[..., list[float]]
     ) -> list[float] | None:
-        """The weights "balanced" of classes or labels, which need the labels of the training split."""
+        """The weights "balanced" of classes or labels, by the labels of the training split."""
         if getattr(self.calibration_config, setting) != "balanced":
             return None
         labels = None
         if self.answers is None:  # Otherwise the column has tokens.
             labels = of_labels.read_labels(self.train_dataset, self.label_key)
-        arriving = partial(labels_of_rows, self, self.train_dataset, "training")
+        arriving = partial(self._first_rows.labels, self.train_dataset, "training")
         return balance(labels, self.n_classes, arriving)
 
     def _check_model(self) -> None:
-        """Raise for a model that is not a classifier, and for arguments that do not fit together."""
+        """Raise for a model that is no classifier, and for arguments that do not fit together."""
         loss = self.calibration_loss
         checks.check_loss_is_given_once(
             self.calibration_config.loss, self.compute_loss_func
         )
         check(
-            isinstance(loss, AdaptiveLoss)
-            or self.own_callbacks.find(AdaFocalCallback) is None,
+            isinstance(loss, AdaptiveLoss) or self.own_callbacks.gammas is None,
             "AdaFocalCallback to be used with a loss that adapts",
             got=repr(loss.name),
             way_out="use loss='adafocal', or leave the callback out",
@@ -308,46 +327,54 @@ class CalibrationMixin(Trainer):
 
     @property
     def _reads_best(self) -> bool:
-        """Whether the metric that selects the best model is read: the Trainer does after each evaluation."""
+        """Whether the metric that selects the best model is read: the Trainer does after each
+        evaluation.
+        """
         return (
-            self.args.eval_strategy != IntervalStrategy.NO
+            self.args.eval_strategy != "no"
             or self.args.load_best_model_at_end
-            or self.args.save_strategy == SaveStrategy.BEST
+            or self.args.save_strategy == "best"
             or self.args.lr_scheduler_type in METRIC_SCHEDULES
         )
 
     def _set_direction(self) -> None:
-        """Take smaller values for better in a metric of an evaluation set that is named like a sign, as "neg"."""
-        is_given = getattr(self.args, "direction_is_given", True)
+        """Take smaller values for better in a metric of an evaluation set that is named like a
+        sign, as "neg".
+        """
         key = self._key_of_best
-        evaluated = None if key is None else self._logged_metrics.set_of(key)
-        if is_given or key is None or evaluated is None:
+        if key is None or getattr(self.args, "direction_is_given", True):
             return
-        if lower_is_better(key.removeprefix(f"eval_{evaluated}_")):
+        evaluated, metric = self._logged_metrics.parts(key)
+        if evaluated is not None and lower_is_better(metric):
             self.args.greater_is_better = False
 
     @property
     def _key_of_best(self) -> str | None:
-        """The log key of the metric that selects the best model, which the Trainer gives the prefix, too."""
+        """The log key of the metric that selects the best model, which the Trainer gives the
+        prefix, too.
+        """
         best = self.args.metric_for_best_model
         return best if best is None or best.startswith("eval_") else f"eval_{best}"
 
     @property
     def _logged_metrics(self) -> checks.LoggedMetrics:
         """The metrics of evaluations, as far as they are known."""
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        fitting = self.own_callbacks.fitting
         fits_before = fitting is not None and fitting.strategy == "evaluate"
         # A search without evaluations during training has one at the end.
         fits_at_the_end = fitting is not None and self.args.eval_strategy == "no"
         has_split = self.calibration_split is not None
+        kinds = map(type, [self, *self.callback_handler.callbacks])
         return checks.LoggedMetrics(
             self.eval_dataset,
             has_calibrated=has_split and (fits_before or fits_at_the_end),
-            has_others=checks.may_have_other_metrics(self),
+            has_others=self.compute_metrics is not None or checks.add_metrics(kinds),
         )
 
     def _take_objective(self, trial: Any) -> None:
-        """Read the objective of a search's trial by its name; by default it is the NLL instead of the Trainer's sum."""
+        """Read the objective of a search's trial by its name; by default it is the NLL instead of
+        the Trainer's sum.
+        """
         objective: Any = self.compute_objective
         if objective is default_compute_objective:
             objective = "eval_nll"
@@ -369,10 +396,12 @@ class CalibrationMixin(Trainer):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Train like `Trainer.train`; first raise ValueError if data or checkpoint do not fit the loss or the model.
+        """Train like `Trainer.train`; first raise ValueError if data or checkpoint do not fit the
+        loss or the model.
 
-        `resume_from_checkpoint=True` uses the newest complete checkpoint in `output_dir` and also restores the table of
-        an adaptive loss and the calibrator. If the settings of loss or calibrator have changed, both are made again.
+        `resume_from_checkpoint=True` uses the newest complete checkpoint in `output_dir` and also
+        restores the table of an adaptive loss and the calibrator. If the settings of loss or
+        calibrator have changed, both are made again.
         """
         given = resume_from_checkpoint
         check_type(
@@ -405,7 +434,9 @@ class CalibrationMixin(Trainer):
                 vars(self.calibration_config).update(configured)
 
     def _prepare_anew(self) -> None:
-        """Let the training make a DDP of a model that an earlier pass has prepared for evaluations only."""
+        """Let the training make a DDP of a model that an earlier pass has prepared for evaluations
+        only.
+        """
         is_of_one = self.args.world_size == 1
         if is_of_one or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             return
@@ -422,7 +453,9 @@ class CalibrationMixin(Trainer):
         self.model_wrapped = model
 
     def _set_up_training(self) -> None:
-        """Set loss, calibrator and gammas for the start of a run: new ones, or those of its checkpoint."""
+        """Set loss, calibrator and gammas for the start of a run: new ones, or those of its
+        checkpoint.
+        """
         load_saved_names(self.model)
         self.calibration_config.check_calibration()
         if self.model_init is not None or self._made_from != self._settings():
@@ -441,7 +474,7 @@ class CalibrationMixin(Trainer):
         check_goes_on(self.calibration_loss, self.args, checkpoint)
         if isinstance(self.calibration_loss, AdaptiveLoss):
             load_loss_state(self.calibration_loss, checkpoint)
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        fitting = self.own_callbacks.fitting
         if fitting is not None:
             saved = maps.map_of_checkpoint(checkpoint, fitting.scaler)
             if saved is not None:
@@ -449,13 +482,15 @@ class CalibrationMixin(Trainer):
             self._set_map(saved)
 
     def _check_data(self) -> None:
-        """Raise for data on which training would fail later, and warn of splits that make metrics misleading."""
+        """Raise for data on which training would fail later, and warn of splits that make metrics
+        misleading.
+        """
         checks.check_given_everywhere(self.splits)
         if self.calibration_dataset is not None:
             checks.check_is_dataset(self.calibration_dataset)
         self.own_callbacks.arrange()
-        gammas = self.own_callbacks.find(AdaFocalCallback)
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        gammas = self.own_callbacks.gammas
+        fitting = self.own_callbacks.fitting
         fitted = []
         if gammas is not None:
             checks.check_gammas_have_rows(self.calibration_loss.name, self.splits)
@@ -464,72 +499,77 @@ class CalibrationMixin(Trainer):
             fitted.append(fitting.title)
         problem = self.problem
         if self.reads_labels:
-            kind = self._check_rows(fits=bool(fitted) and self.has_own_loss)
-            problem = problem._replace(multi_label=kind)
+            is_fitted_to = (
+                self.calibration_split if fitted and self.has_own_loss else None
+            )
+            problem = problem._replace(multi_label=self._check_rows(is_fitted_to))
         if fitting is not None:
             maps.check_goes_with(fitting.scaler, problem)
 
         if self.is_world_process_zero():
+            config = self.calibration_config
             if fitted:
                 checks.warn_of_roles(self.splits, " and ".join(fitted))
             checks.warn_of_fits_at_evaluations(
-                self.calibration_config.calibration_strategy,
-                has_evaluations=self.args.eval_strategy != IntervalStrategy.NO
+                config.calibration_strategy,
+                has_evaluations=self.args.eval_strategy != "no"
                 or self.args.eval_on_start,
                 has_calibrator=fitting is not None,
             )
-            gathers = self.calibration_config.gather_batch
             checks.warn_of_split_batches(
-                self.calibration_loss, self.args, gathers=gathers
+                self.calibration_loss, self.args, gathers=config.gather_batch
             )
 
-    def _check_rows(self, *, fits: bool) -> bool | None:
-        """Raise for rows or labels that model, loss, fit or metric cannot read; return whether a row has several."""
+    def _check_rows(self, fitted_to: Any) -> bool | None:
+        """Raise for rows or labels that model, loss, fit or metric cannot read; return whether a
+        row has several.
+        """
         key = self.label_key
-        forward = without_adapters(self.unwrapped_model).forward
-        labels_of_all = {key, "label", "label_ids"}
-        inputs = inspect.signature(forward).parameters.keys() - labels_of_all
-        collator_module = str(getattr(self.data_collator, "__module__", ""))
-        named = [
-            checks.names_of_classes(dataset, key)
-            for dataset in self.splits.by_name().values()
-        ]
-        labels = checks.LabelCheck(
-            problem=self.problem,
-            class_names=list(self.class_names.values()),
-            names_of_splits=next(filter(None, named), []),
-            label_key=key,
-            collator_is_stock=collator_module.startswith("transformers."),
-            labels_of_rows=partial(labels_of_rows, self),
-        )
-        gammas = self.own_callbacks.find(AdaFocalCallback)
-        n_samples = None if gammas is None else gammas.n_samples
+        loss = self.calibration_loss
+        labels = self._label_check()
         multi_label = self.problem.multi_label
         best = self._key_of_best if self._reads_best else None
         selecting = None if best is None else self._logged_metrics.labelled_for(best)
+        forward = without_adapters(self.unwrapped_model).forward
+        inputs = inspect.signature(forward).parameters.keys()
         for role, dataset in self.splits.by_name().items():
-            checks.check_inputs(dataset, role, inputs)
+            checks.check_inputs(dataset, role, inputs - {*of_labels.label_columns(key)})
             labels.check(dataset, role)
-            is_fitted_to = (
-                fits and dataset is not None and dataset is self.calibration_split
-            )
+            is_fitted_to = dataset is not None and dataset is fitted_to
             # Other datasets may change when they are read, as an epoch does.
             if not is_fitted_to and not of_labels.is_in_memory(dataset):
                 continue
-            batch = first_batch(self, dataset, role)
+            batch = self._first_rows.batch(dataset, role)
             if is_fitted_to:
+                gammas = self.own_callbacks.gammas
+                n_samples = None if gammas is None else gammas.n_samples
                 checks.check_calibration_split(dataset, batch, key, n_samples)
             if best is not None and dataset is selecting:
                 checks.check_has_labels(batch, role, key, best)
-            checks.check_kind(batch, role, key, multi_label, self.calibration_loss)
-            if is_fitted_to and self.own_callbacks.find(CalibrationMapCallback):
+            checks.check_kind(batch, role, key, multi_label, loss)
+            if is_fitted_to and self.own_callbacks.fitting:
                 are_soft = is_multi_label(batch, key) and multi_label is False
                 maps.check_has_hard_labels(are_soft=bool(are_soft))
             if multi_label is None:  # As the first batch of the training will decide.
                 multi_label = is_multi_label(batch, key)
         if multi_label is False:
-            self.calibration_loss.check_no_pos_weight("one label per row")
+            loss.check_no_pos_weight("one label per row")
         return multi_label
+
+    def _label_check(self) -> checks.LabelCheck:
+        """What labels have to fit: the problem, and the names of classes of the model and of the
+        first split.
+        """
+        collator_module = str(getattr(self.data_collator, "__module__", ""))
+        splits = self.splits.by_name().values()
+        named = [checks.names_of_classes(rows, self.label_key) for rows in splits]
+        return checks.LabelCheck(
+            problem=self.problem,
+            class_names=list(self.class_names.values()),
+            names_of_splits=next(filter(None, named), []),
+            first_rows=self._first_rows,
+            collator_is_stock=collator_module.startswith("transformers."),
+        )
 
     def _begin_training(self, begin: Callable[..., Any], *given: Any) -> Any:
         """Run the handler's begin event, once the callbacks are those of this run."""
@@ -538,23 +578,26 @@ class CalibrationMixin(Trainer):
         self.own_callbacks.arrange()  # The Trainer may have restored callbacks from a checkpoint.
         # Checkpoints have this state.
         states: Any = self.state.stateful_callbacks
-        if self.compute_loss_func is None:
-            states[saving.LOSS_RECORD] = saving.loss_record(self.calibration_loss)
-        else:  # It is a function of the user's, without a name.
+        if self._loss_record:
+            states[saving.LOSS_RECORD] = self._loss_record
+        else:
             states.pop(saving.LOSS_RECORD, None)
         self.during_training = True
         self._trained_in = {each.dtype for each in self.unwrapped_model.parameters()}
         return begin(*given)
 
     def _end_training(self, end: Callable[..., Any], *given: Any) -> Any:
-        """Run the handler's end event, in which the calibrator is fitted to the weights that are left."""
+        """Run the handler's end event, in which the calibrator is fitted to the weights that are
+        left.
+        """
         self.own_callbacks.arrange_for_the_end()
         control = end(*given)
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        fitting = self.own_callbacks.fitting
         if fitting is not None and not self._has_weights_of_map():
             logger.warning(
-                "A callback has changed the weights after the calibrator was fitted. It is fitted again, "
-                "but trackers may not receive its metrics. A callback without `on_log` would have come before the fit."
+                "A callback has changed the weights after the calibrator was fitted. It is fitted "
+                "again, but trackers may not receive its metrics. A callback without `on_log` "
+                "would have come before the fit."
             )
             fitting.on_train_end(*given)
         return control
@@ -562,7 +605,9 @@ class CalibrationMixin(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> Any:
-        """Return the micro-batches of one optimizer step, and the loss's normalizer over all processes."""
+        """Return the micro-batches of one optimizer step, and the loss's normalizer over all
+        processes.
+        """
         # The step changes the weights, and a checkpoint must not have a calibrator of earlier ones.
         if self.fitted_map is not None:
             self.remove_calibration_map()
@@ -571,10 +616,7 @@ class CalibrationMixin(Trainer):
             return batches, count
         # Another compute_loss may not support ignored rows.
         if batches and self.has_own_loss:
-            loader = self.callback_handler.train_dataloader
-            of_labels.ignore_repeated_rows(
-                batches[-1], self.label_key, loader, self.accelerator
-            )
+            self._ignore_repeats(batches[-1], self.callback_handler.train_dataloader)
         labels = [
             batch[self.label_key].to(device)
             for batch in batches
@@ -598,13 +640,17 @@ class CalibrationMixin(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the calibration loss; the model is called without labels, so it does not compute its own loss.
+        """Return the calibration loss; the model is called without labels, so it does not compute
+        its own loss.
 
-        The loss is the sum over the rows of this micro-batch, divided by the sum of weights of the global batch (1 for
-        loss_reduction="sum"; see `get_batch_samples`), times the number of processes, over which DDP averages, and the
-        accumulation steps if the Trainer divides by them. Without `num_items_in_batch` it is the mean of this batch.
+        The loss is the sum over the rows of this micro-batch, divided by the sum of weights of the
+        global batch (1 for loss_reduction="sum"; see `get_batch_samples`), times the number of
+        processes, over which DDP averages, and the accumulation steps if the Trainer divides by
+        them. Without `num_items_in_batch` it is the mean of this batch.
         """
-        if self.reads_labels:
+        # The Trainer finds the names in the model's signature, so only a batch tells whether there
+        # are such columns.
+        if self.reads_labels and len(self.label_names) > 1:
             of_labels.check_one_label(self.label_names)
         if self.compute_loss_func is not None:
             return super().compute_loss(
@@ -612,10 +658,7 @@ class CalibrationMixin(Trainer):
             )
         if not model.training:
             num_items_in_batch = None  # Its mean; the pass weights it by its rows.
-            loader = self.callback_handler.eval_dataloader
-            of_labels.ignore_repeated_rows(
-                inputs, self.label_key, loader, self.accelerator
-            )
+            self._ignore_repeats(inputs, self.callback_handler.eval_dataloader)
 
         outputs, logits, labels = self.logits_and_labels(model, inputs)
         logits = logits_of(logits)
@@ -639,17 +682,31 @@ class CalibrationMixin(Trainer):
             return loss, (loss, outputs)
         return loss, outputs
 
+    def _ignore_repeats(self, batch: Any, loader: Any) -> None:
+        """Ignore the rows that accelerate repeats so that all of several processes have equal
+        batches.
+        """
+        if self.accelerator.num_processes > 1:
+            of_labels.ignore_repeated_rows(
+                batch, self.label_key, loader, self.accelerator
+            )
+
     def _set_problem_type(self, *, multi_label: bool) -> None:
-        """Take the kind of the problem from the first batch, because the model's config does not say it."""
+        """Take the kind of the problem from the first batch, because the model's config does not
+        say it.
+        """
         self.calibration_loss.multi_label = multi_label
         # Pipelines read it, and would otherwise apply a softmax.
         if multi_label and self.model_config is not None:
             self.model_config.problem_type = "multi_label_classification"
 
     def _remember(self, inputs: dict[str, Any], batch: Batch) -> None:
-        """Give a batch to the pass that is running, and keep some rows of the first one as an example."""
-        if self.current_pass is not None:
-            self.current_pass.read_by_the_loss = batch
+        """Give a batch to the pass that is running, and keep some rows of the first one as an
+        example.
+        """
+        current = self.current_pass
+        if current is not None:
+            current.read_by_the_loss = batch
         if self.example_batch is None:
             not_inputs = {self.label_key, *self.not_for_the_model}
             self.example_batch = {
@@ -660,7 +717,9 @@ class CalibrationMixin(Trainer):
             }
 
     def _scale_of_micro_batches(self) -> int:
-        """The number of micro-batches over which the Trainer and DDP will average this step's losses."""
+        """The number of micro-batches over which the Trainer and DDP will average this step's
+        losses.
+        """
         is_scaled = getattr(
             self, "loss_is_scaled_for_ga", False
         )  # transformers < 5.19 has none
@@ -672,18 +731,22 @@ class CalibrationMixin(Trainer):
     def logits_and_labels(
         self, model: Any, inputs: dict[str, Any]
     ) -> tuple[Any, Any, Tensor]:
-        """Run one forward; return the outputs for `prediction_step`, the logits (..., C) and their labels.
+        """Run one forward; return the outputs for `prediction_step`, the logits (..., C) and their
+        labels.
 
-        The model is called without labels. Override this method if batches or logits are made in another way.
+        The model is called without labels. Override this method if batches or logits are made in
+        another way.
         """
         labels = inputs.get(self.label_key)
-        check(
-            labels is not None,
-            f"the batch to have {self.label_key!r}",
-            got=f"only {sorted(inputs)}",
-            way_out="check the dataset's label column and the data collator",
-        )
-        assert labels is not None
+        if labels is None:
+            raise InputValueError(
+                expected(
+                    "the batch",
+                    f"have {self.label_key!r}",
+                    got=f"only {sorted(inputs)}",
+                    way_out="check the dataset's label column and the data collator",
+                )
+            )
         others = {
             name: value for name, value in inputs.items() if name != self.label_key
         }
@@ -710,9 +773,11 @@ class CalibrationMixin(Trainer):
     ) -> Any:
         """Evaluate like `Trainer.evaluate`, and add the calibration metrics to the results.
 
-        With `keep_logits`, all logits and labels are kept for `last_evaluation.logits_and_labels()`; of several sets,
-        those of the last one. For the model card they are also kept if a calibrator is fitted, training has ended, and
-        there are at most 50,000 rows. With `dataloader_drop_last` the last rows are left out as there, with a warning.
+        With `keep_logits`, all logits and labels are kept for
+        `last_evaluation.logits_and_labels()`; of several sets, those of the last one. For the model
+        card they are also kept if a calibrator is fitted, training has ended, and there are at most
+        50,000 rows. With `dataloader_drop_last` the last rows are left out as there, with a
+        warning.
         """
         sets: Any = self.eval_dataset
         dataset = sets if eval_dataset is None else eval_dataset
@@ -729,13 +794,10 @@ class CalibrationMixin(Trainer):
                 )
             return metrics
 
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
-        if (
-            fitting is not None
-            and self.during_training
-            and self.calibration_split is not None
-        ):
-            fitting.before_evaluate(self.state.global_step)
+        if self.during_training and self.calibration_split is not None:
+            fitting = self.own_callbacks.fitting
+            if fitting is not None:
+                fitting.before_evaluate(self.state.global_step)
         if isinstance(dataset, str):
             names = list(sets) if isinstance(sets, dict) else []
             check(
@@ -760,18 +822,14 @@ class CalibrationMixin(Trainer):
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    ) -> Any:
         """Run the Trainer's loop in the order of the rows, and add the calibration metrics."""
         current = self._planned_pass or self._new_pass()
         self._planned_pass = None  # A callback may evaluate something else.
         current.prefix = metric_key_prefix
-        self._warn_left_out(dataloader)
-        passes.in_row_order(dataloader)
-        with (
-            self._in_pass(current),
-            passes.weights_kept(self),
-            passes.watched(self, current, dataloader),
-        ):
+        if self.args.dataloader_drop_last and not self.said_left_out:
+            self._warn_left_out(dataloader)
+        with passes.passing(self, current, dataloader):
             output = super().evaluation_loop(
                 dataloader,
                 description,
@@ -779,7 +837,6 @@ class CalibrationMixin(Trainer):
                 ignore_keys,
                 metric_key_prefix,
             )
-        current.finish()
         if description == "Evaluation":
             self.last_evaluation = current
             # Weights change in a training, at the end of which the calibrator is fitted.
@@ -799,20 +856,22 @@ class CalibrationMixin(Trainer):
         """Log that an evaluation has used a calibrator of other weights."""
         if self.is_world_process_zero():
             logger.warning(
-                "The weights are not those that the calibrator was fitted to, so the calibrated metrics are "
-                "not those of a calibrated model. Call fit_calibration_map() for these weights."
+                "The weights are not those that the calibrator was fitted to, so the calibrated "
+                "metrics are not those of a calibrated model. Call fit_calibration_map() for these "
+                "weights."
             )
 
     def _warn_left_out(self, loader: Any) -> None:
         """Warn once of an evaluation that does not read all rows, as the stock Trainer's."""
-        n_left_out = passes.rows_left_out(loader, self.args)
-        if n_left_out == 0 or self.said_left_out or not self.is_world_process_zero():
+        n_left_out = passes.rows_left_out(loader)
+        if n_left_out == 0 or not self.is_world_process_zero():
             return
         self.said_left_out = True
         warnings.warn(
-            f"dataloader_drop_last leaves {n_left_out} of {len(loader.dataset)} rows out of this evaluation, so its "
-            "loss and metrics are of the others. Set dataloader_drop_last=False. Gammas and the calibrator are fitted "
-            "to all rows of the calibration split.",
+            f"dataloader_drop_last leaves {n_left_out} of {len(loader.dataset)} rows out of this "
+            "evaluation, so its loss and metrics are of the others. Set "
+            "dataloader_drop_last=False. Gammas and the calibrator are fitted to all rows of the "
+            "calibration split.",
             stacklevel=4,
         )
 
@@ -835,25 +894,23 @@ class CalibrationMixin(Trainer):
             calibration_map=self.calibration_map,
         )
 
-    @contextmanager
-    def _in_pass(self, current: Evaluation) -> Iterator[None]:
-        """Within this context `compute_loss` gives its batches to a pass."""
-        outer = self.current_pass  # A hook of the user's may run another pass.
-        self.current_pass = current
-        try:
-            yield
-        finally:
-            self.current_pass = outer
+    @property
+    def current_pass(self) -> Evaluation | None:
+        """The pass that is running, to which `compute_loss` gives its batches."""
+        step = vars(self).get("prediction_step")
+        return step.current if isinstance(step, WatchedStep) else None
 
     # ---- Calibration ----
 
     def held_out_pass(
         self, *, n_samples: int | None = None, keep_logits: bool = False
     ) -> Evaluation:
-        """Run the model on the calibration split; mode, random states, log and progress bars are unchanged afterwards.
+        """Run the model on the calibration split; mode, random states, log and progress bars are
+        unchanged afterwards.
 
-        With `n_samples`, only a fixed random subset of this size is used. `keep_logits` keeps logits and labels; for a
-        causal language model, those of a random sample of tokens, at most 20,000 and half a GiB.
+        With `n_samples`, only a fixed random subset of this size is used. `keep_logits` keeps
+        logits and labels; for a causal language model, those of a random sample of tokens, at most
+        20,000 and half a GiB.
         """
         current = Evaluation(
             self.accelerator,
@@ -863,25 +920,28 @@ class CalibrationMixin(Trainer):
             reads_soft_labels=self.calibration_loss.reads_soft_labels,
         )
         loader = self.split_loaders.loader(self.calibration_split, n_samples)
-        with self._in_pass(current):
-            passes.run_held_out(self, loader, current)
+        passes.run_held_out(self, loader, current)
         return current
 
     def fit_calibration_map(
         self, scaler: Any = None, held_out: Evaluation | None = None
     ) -> Any:
-        """Fit a calibrator to the calibration split, record it in the config, and use it in all later evaluations.
+        """Fit a calibrator to the calibration split, record it in the config, and use it in all
+        later evaluations.
 
-        The model's weights do not change; `save_calibrated_model` folds the calibrator into the saved copy. If the fit
-        fails, there is no calibrator. For a causal language model the rows are a sample of tokens (`held_out_pass`).
+        The model's weights do not change; `save_calibrated_model` folds the calibrator into the
+        saved copy. If the fit fails, there is no calibrator. For a causal language model the rows
+        are a sample of tokens (`held_out_pass`).
 
         Args:
-            scaler: a foldable calibrator of `SCALERS`, which is fitted in place and returned. None uses a copy of that
-                of the `CalibrationMapCallback`, otherwise that of the arguments, otherwise a temperature.
+            scaler: a foldable calibrator of `SCALERS`, which is fitted in place and returned. None
+                uses a copy of that of the `CalibrationMapCallback`, otherwise that of the
+                arguments, otherwise a temperature.
             held_out: a `held_out_pass` with logits; None runs one.
 
         Raises:
-            TypeError, ValueError: if the calibrator cannot be folded, or does not fit the split or the model.
+            TypeError, ValueError: if the calibrator cannot be folded, or does not fit the split or
+                the model.
         """
         checks.check_given_everywhere(self.splits)
         check(
@@ -906,15 +966,19 @@ class CalibrationMixin(Trainer):
         return scaler
 
     def _scaler_to_fit(self) -> Any:
-        """A copy of the callback's calibrator, otherwise that of the arguments, otherwise a temperature."""
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        """A copy of the callback's calibrator, otherwise that of the arguments, otherwise a
+        temperature.
+        """
+        fitting = self.own_callbacks.fitting
         if fitting is not None:
             return clone(fitting.scaler)
-        configured = maps.scaler_of(self.calibration_config, self.problem)
+        configured = self._configured_scaler()
         return TemperatureScaling() if configured is None else configured
 
     def fit_temperature(self, scaling: TemperatureScaling | None = None) -> float:
-        """Fit a temperature like `fit_calibration_map`, by default that of the callback or by the NLL; return T > 0."""
+        """Fit a temperature like `fit_calibration_map`, by default that of the callback or by the
+        NLL; return T > 0.
+        """
         own = self._scaler_to_fit() if scaling is None else scaling
         if not isinstance(own, TemperatureScaling):
             own = TemperatureScaling()
@@ -924,11 +988,14 @@ class CalibrationMixin(Trainer):
         """Use a calibrator that was fitted elsewhere, for example to out-of-fold logits.
 
         Args:
-            scaler: a foldable calibrator of `SCALERS`, fitted to logits of this model, the same on every process.
-            split, n_examples: name of the fitted rows in the record and the model card, and their number.
+            scaler: a foldable calibrator of `SCALERS`, fitted to logits of this model, the same on
+                every process.
+            split, n_examples: name of the fitted rows in the record and the model card, and their
+                number.
 
         Raises:
-            TypeError, ValueError: if it cannot be folded, has NaN, or does not fit the problem or the model.
+            TypeError, ValueError: if it cannot be folded, has NaN, or does not fit the problem or
+                the model.
         """
         is_name = isinstance(split, str) and split != ""
         way_out = "name the rows that it was fitted to, such as 'out-of-fold'"
@@ -945,9 +1012,6 @@ class CalibrationMixin(Trainer):
     ) -> None:
         maps.check_fitted(scaler, problem)
         about = results.about_map(self.results, scaler, split, n_examples)
-        if self.compute_loss_func is not None:  # The training was not with this loss.
-            of_the_loss = ("loss", "loss_kwargs", "class_weights", "pos_weight")
-            about = {key: about[key] for key in about if key not in of_the_loss}
         self._set_map(SavedMap(scaler, about))
         self._weights_of_map = self._fingerprint()
 
@@ -958,14 +1022,18 @@ class CalibrationMixin(Trainer):
         return fingerprint_if_whole(self.unwrapped_model)
 
     def _has_weights_of_map(self) -> bool:
-        """Whether the weights are still those that the calibrator was fitted to, as far as it is known."""
+        """Whether the weights are still those that the calibrator was fitted to, as far as it is
+        known.
+        """
         known = self._weights_of_map
         return known is None or known == self._fingerprint()
 
     def _has_several_labels(self) -> bool | None:
-        """Whether the rows have one float per class, by the first split with labels; None if it cannot be told."""
+        """Whether the rows have one float per class, by the first split with labels; None if it
+        cannot be told.
+        """
         for role, dataset in self.splits.by_name().items():
-            batch = None if dataset is None else first_batch(self, dataset, role)
+            batch = self._first_rows.batch(dataset, role)
             kind = is_multi_label(batch, self.label_key)
             if kind is not None:
                 return kind
@@ -985,7 +1053,9 @@ class CalibrationMixin(Trainer):
     def save_model(
         self, output_dir: str | None = None, _internal_call: bool = False
     ) -> None:
-        """Save the model as trained, like `Trainer`, and the calibrator next to it; see `save_calibrated_model`."""
+        """Save the model as trained, like `Trainer`, and the calibrator next to it; see
+        `save_calibrated_model`.
+        """
         if not _internal_call:
             self._warn_not_folded()
         with hub_token_left_out():
@@ -1000,7 +1070,9 @@ class CalibrationMixin(Trainer):
             )
 
     def _map_of_weights(self) -> SavedMap | None:
-        """The calibrator with the fingerprint of the weights that it was fitted to, if they are loaded alike."""
+        """The calibrator with the fingerprint of the weights that it was fitted to, if they are
+        loaded alike.
+        """
         fitted = self.fitted_map
         if fitted is None or self._weights_of_map is None:
             return fitted
@@ -1020,22 +1092,23 @@ class CalibrationMixin(Trainer):
             return
         self.said_not_folded = True
         logger.warning(
-            "save_model writes the model as trained, without its %s: a pipeline that loads it is not "
-            "calibrated. Use save_calibrated_model(output_dir) for the calibrated model.",
+            "save_model writes the model as trained, without its %s: a pipeline that loads it is "
+            "not calibrated. Use save_calibrated_model(output_dir) for the calibrated model.",
             title_of(self.calibration_map),
         )
 
     def save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
         """Save a copy of the model with the calibrator folded into its head.
 
-        A `transformers.pipeline` of the directory returns calibrated probabilities without this library. The directory
-        has float32 weights with merged adapters, the tokenizer or image processor, and the calibrator's numbers in
-        `calibration.json`. It is written completely or, after an OSError, unchanged; other weights in it are removed.
+        A `transformers.pipeline` of the directory returns calibrated probabilities without this
+        library. The directory has float32 weights with merged adapters, the tokenizer or image
+        processor, and the calibrator's numbers in `calibration.json`. It is written completely or,
+        after an OSError, unchanged; other weights in it are removed.
 
         Raises:
-            ValueError: if no calibrator was fitted, the weights were changed since, or it cannot be folded into the
-                model's head; if the model was loaded from output_dir, or output_dir contains adapters or is a
-                checkpoint.
+            ValueError: if no calibrator was fitted, the weights were changed since, or it cannot be
+                folded into the model's head; if the model was loaded from output_dir, or output_dir
+                contains adapters or is a checkpoint.
         """
         check_type(
             isinstance(output_dir, (str, os.PathLike)),
@@ -1055,7 +1128,9 @@ class CalibrationMixin(Trainer):
         self._save_calibrated(output_dir)
 
     def _save_calibrated(self, output_dir: str | os.PathLike[str]) -> None:
-        """Save the model with the folded calibrator, over anything: a push replaces the files of the run."""
+        """Save the model with the folded calibrator, over anything: a push replaces the files of
+        the run.
+        """
         fitted = self.fitted_map
         is_configured = self.calibration_config.make_scaler() is not None
         check(
@@ -1092,65 +1167,88 @@ class CalibrationMixin(Trainer):
         raise_everywhere(save, here=self.args.should_save)
 
     def push_to_hub(
-        self, commit_message: str | None = "End of training", *where: Any, **kwargs: Any
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        *,
+        create_pr: bool = False,
+        **of_the_card: Any,
     ) -> Any:
-        """Push the calibrated model in one commit; without a calibrator, push like `Trainer.push_to_hub`.
+        """Push the calibrated model in one commit; without a calibrator, push like
+        `Trainer.push_to_hub`.
 
-        The output folder then has the calibrated model with its card. Weights in the repository that would be loaded
-        instead are removed in the same commit; `hf_calib.export.push_folder` describes this and the errors.
-        `blocking`, `token`, `revision` and `private` are those of `Trainer.push_to_hub`; `create_pr=True` opens a pull
-        request, and all other arguments are for `create_model_card`. Return the commit, or a future of it.
+        The output folder then has the calibrated model with its card. Weights in the repository
+        that would be loaded instead are removed in the same commit; `hf_calib.export.push_folder`
+        describes this and the errors. `blocking`, `token`, `revision` and `private` are those of
+        `Trainer.push_to_hub`; `create_pr=True` opens a pull request, and all other arguments are
+        for `create_model_card`. Return the commit, or a future of it.
         """
-        names = ("blocking", "token", "revision", "private")
-        kwargs |= dict(zip(names, where, strict=False))
         # A calibrator in the repository is not that of the weights that replace its own.
-        if self.fitted_map is not None or self.has_pushed_a_map:
-            return self._push_in_one_commit(commit_message, kwargs)
-        create_pr = kwargs.pop("create_pr", False)
-        check(
-            not create_pr,
-            "a calibrator to be fitted for create_pr",
-            got="none",
-            way_out="train with a calibration_dataset, or push without create_pr",
-        )
-        return super().push_to_hub(commit_message, **kwargs)
+        if self.fitted_map is None and not self.has_pushed_a_map:
+            check(
+                not create_pr,
+                "a calibrator to be fitted for create_pr",
+                got="none",
+                way_out="train with a calibration_dataset, or push without create_pr",
+            )
+            if private is not None:  # transformers < 5.20 has no such argument.
+                of_the_card["private"] = private
+            return super().push_to_hub(
+                commit_message, blocking, token, revision, **of_the_card
+            )
 
-    def _push_in_one_commit(self, message: str | None, given: dict[str, Any]) -> Any:
-        """Save the model, calibrated if there is a calibrator, and its card in the output folder, and push it."""
-        folder = self.args.output_dir
-        settings = saving.push_settings(message, given, self.args)
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        repo_id = (
-            self.hub_model_id or self.args.hub_model_id or Path(folder).absolute().name
-        )
+        args = self.args
+        folder = args.output_dir
+        self.callback_handler.on_push_begin(args, self.state, self.control)
+        repo_id = self.hub_model_id or args.hub_model_id or Path(folder).absolute().name
         running = getattr(self, "push_in_progress", None)
         if running is not None:  # A push of the Trainer reads the same folder.
             running.wait_until_done()
+        self._save_for_push(folder)
+        token = token or args.hub_token
+
+        def upload() -> Any:
+            # The name needs its owner, so that the card's code works.
+            hub_model_id: Any = with_owner(repo_id, token)
+            self.hub_model_id = hub_model_id
+            if isinstance(self.calibration_loss, AdaptiveLoss):
+                saving.save_loss_state(self.calibration_loss, folder)
+            model_tags = getattr(self.model, "model_tags", None)
+            settings = saving.card_settings(of_the_card, repo_id, model_tags)
+            self.create_model_card(**settings)
+            return push_folder(
+                folder,
+                hub_model_id,
+                message=commit_message or "End of training",
+                create_pr=create_pr,
+                run_as_future=not blocking,
+                token=token,
+                revision=revision or args.hub_revision,
+                private=args.hub_private_repo if private is None else private,
+            )
+
+        return raise_everywhere(upload, here=self.is_world_process_zero())
+
+    def _save_for_push(self, folder: str) -> None:
+        """Save the model in the output folder, calibrated if there is a calibrator."""
         if self.fitted_map is None:
             self.save_model(_internal_call=True)
         else:
             self._save_calibrated(folder)
             self.has_pushed_a_map = True
 
-        def upload() -> Any:
-            # The name needs its owner, so that the card's code works.
-            hub_model_id: Any = with_owner(repo_id, settings.token)
-            self.hub_model_id = hub_model_id
-            if isinstance(self.calibration_loss, AdaptiveLoss):
-                saving.save_loss_state(self.calibration_loss, folder)
-            model_tags = getattr(self.model, "model_tags", None)
-            self.create_model_card(**saving.card_settings(given, repo_id, model_tags))
-            return push_folder(folder, hub_model_id, **settings._asdict())
-
-        return raise_everywhere(upload, here=self.is_world_process_zero())
-
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the Trainer's model card; with a calibrator, add its section and write the report in `calibration`."""
+        """Write the Trainer's model card; with a calibrator, add its section and write the report
+        in `calibration`.
+        """
         super().create_model_card(*args, **kwargs)
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir)
-        base_model = getattr(self.model_config, "_name_or_path", None)
+        base_model = getattr(self.model_config, "name_or_path", None)
         is_calibrated = self.fitted_map is not None
         repair_stock_card(
             folder / CARD,
@@ -1165,47 +1263,57 @@ class CalibrationMixin(Trainer):
 
 
 class CalibrationTrainer(CalibrationMixin):
-    """A `Trainer` that trains with a calibration loss, logs calibration metrics, and calibrates the model.
+    """A `Trainer` that trains with a calibration loss, logs calibration metrics, and calibrates the
+    model.
 
-    * The loss named by `args.loss` is computed in float32 from logits and labels; the model gets no labels. The loss of
-      an optimizer step is the mean over the whole global batch, whatever its division into micro-batches.
-    * Each evaluation has `eval_accuracy`, `eval_ece`, `eval_adaptive_ece`, `eval_classwise_ece`, `eval_mce`,
-      `eval_nll` and `eval_brier`, with no extra forward pass and without keeping logits. `eval_loss` is the (weighted)
-      mean over all labelled rows, and for losses that couple the batch the mean over the batches.
-    * The gammas of losses that adapt are updated from the calibration split, and are saved in every checkpoint.
-    * A calibrator (`args.calibration_method`) is fitted to the calibration split at the end. The same metrics are then
-      logged with it, as `eval_ece_calibrated` and so on, and `save_calibrated_model` writes a directory from which a
-      plain `transformers.pipeline` returns calibrated probabilities.
+    * The loss named by `args.loss` is computed in float32 from logits and labels; the model gets no
+      labels. The loss of an optimizer step is the mean over the whole global batch, whatever its
+      division into micro-batches.
+    * Each evaluation has `eval_accuracy`, `eval_ece`, `eval_adaptive_ece`, `eval_classwise_ece`,
+      `eval_mce`, `eval_nll` and `eval_brier`, with no extra forward pass and without keeping
+      logits. `eval_loss` is the (weighted) mean over all labelled rows, and for losses that couple
+      the batch the mean over the batches.
+    * The gammas of losses that adapt are updated from the calibration split, and are saved in every
+      checkpoint.
+    * A calibrator (`args.calibration_method`) is fitted to the calibration split at the end. The
+      same metrics are then logged with it, as `eval_ece_calibrated` and so on, and
+      `save_calibrated_model` writes a directory from which a plain `transformers.pipeline` returns
+      calibrated probabilities.
 
     Args:
-        model: a classifier of sequences, tokens or images, also multi-label, whose output has `logits`; or a causal
-            language model, whose logits at position t are compared with the label at t + 1.
+        model: a classifier of sequences, tokens or images, also multi-label, whose output has
+            `logits`; or a causal language model, whose logits at position t are compared with the
+            label at t + 1.
         args: `CalibrationTrainingArguments`.
-        calibration_dataset: held-out examples for the gammas and the calibrator, in the form of `eval_dataset`; not
-            used for anything else. None uses a single evaluation set for both, with a warning.
-        **kwargs: the other arguments of `Trainer`. If several callbacks of this library have one type, the last counts.
+        calibration_dataset: held-out examples for the gammas and the calibrator, in the form of
+            `eval_dataset`; not used for anything else. None uses a single evaluation set for both,
+            with a warning.
+        **kwargs: the other arguments of `Trainer`. If several callbacks of this library have one
+          type, the last counts.
 
     Raises:
         TypeError, ValueError: if arguments do not fit together, before any training.
 
     Notes:
-        With the model's `problem_type="single_label_classification"`, lists of floats that sum to 1 are soft labels.
-        `eval_nll` and `eval_brier` are then against these, the other metrics are of the most probable label (the first
-        of several), and a calibrator needs rows with one label.
+        With the model's `problem_type="single_label_classification"`, lists of floats that sum to 1
+        are soft labels. `eval_nll` and `eval_brier` are then against these, the other metrics are
+        of the most probable label (the first of several), and a calibrator needs rows with one
+        label.
 
-        Checkpoints have the model as trained and, separately, the calibrator, which a resumed run restores. A head
-        without a bias (GPT-2's) cannot hold a calibrator with a bias. Rows that accelerate repeats to fill the last
-        batch of an epoch on several processes are ignored, except in streams with `dispatch_batches=False`.
+        Checkpoints have the model as trained and, separately, the calibrator, which a resumed run
+        restores. A head without a bias (GPT-2's) cannot hold a calibrator with a bias. Rows that
+        accelerate repeats to fill the last batch of an epoch on several processes are ignored,
+        except in streams with `dispatch_batches=False`.
 
-        A subclass with its own `compute_loss` returns the mean over its micro-batch, which is averaged over
-        accumulation steps and processes; set `loss_is_scaled_for_ga=True` if the loss is already normalised.
+        A subclass with its own `compute_loss` returns the mean over its micro-batch, which is
+        averaged over accumulation steps and processes; set `loss_is_scaled_for_ga=True` if the loss
+        is already normalised.
 
     Example::
 
-        args = CalibrationTrainingArguments(loss="adafocal", output_dir="out", ...)
-        trainer = CalibrationTrainer(model, args, train_dataset=..., calibration_dataset=..., eval_dataset=...)
-        trainer.train()
-        trainer.save_calibrated_model("calibrated")
+        args = CalibrationTrainingArguments(loss="adafocal", output_dir="out", ...) trainer =
+        CalibrationTrainer(model, args, train_dataset=..., calibration_dataset=...,
+        eval_dataset=...) trainer.train() trainer.save_calibrated_model("calibrated")
     """
 
     args: CalibrationTrainingArguments

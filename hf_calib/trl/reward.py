@@ -1,4 +1,6 @@
-"""TRL's reward models with a calibration loss, metrics and a temperature: chosen and rejected are two classes."""
+"""TRL's reward models with a calibration loss, metrics and a temperature:
+chosen and rejected are two classes.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,12 @@ from hf_calib.trainer.trainer import CalibrationMixin
 
 @dataclass(repr=False)
 class CalibrationRewardConfig(CalibrationConfig, RewardConfig):
-    """Arguments of `CalibrationRewardTrainer`: those of TRL's `RewardConfig` and of `CalibrationConfig`.
+    """Arguments of `CalibrationRewardTrainer`: those of TRL's `RewardConfig` and of
+    `CalibrationConfig`.
 
     Raises:
-        ValueError: for invalid values of `CalibrationConfig`, class weights, a `loss_reduction`, and calibrators other
-            than a temperature.
+        ValueError: for invalid values of `CalibrationConfig`, class weights, a `loss_reduction`,
+            and calibrators other than a temperature.
     """
 
     def __post_init__(self) -> None:
@@ -59,17 +62,19 @@ class CalibrationRewardConfig(CalibrationConfig, RewardConfig):
 
 
 class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
-    r"""TRL's `RewardTrainer` with the loss named by `args.loss`, calibration metrics and a temperature.
+    r"""TRL's `RewardTrainer` with the loss named by `args.loss`,
+    calibration metrics and a temperature.
 
-    The rewards of a pair are two logits, and the chosen one is the label. TRL's loss is their cross entropy, bit for
-    bit; it is replaced by any loss of two classes, also by losses that adapt to held-out predictions. Margins, the
-    centring term and TRL's metrics do not change.
+    The rewards of a pair are two logits, and the chosen one is the label. TRL's loss is their cross
+    entropy, bit for bit; it is replaced by any loss of two classes, also by losses that adapt to
+    held-out predictions. Margins, the centring term and TRL's metrics do not change.
 
     $$L = \ell\left((r_{\text{chosen}} - m,\ r_{\text{rejected}}),\ 0\right)$$
 
-    Evaluations have the metrics of `CalibrationTrainer` over pairs. A temperature is fitted to `calibration_dataset`,
-    or otherwise to the evaluation set, and `save_calibrated_model` divides the head `score` by it. Then
-    sigmoid(r_chosen - r_rejected) is a calibrated probability, and the order of answers does not change.
+    Evaluations have the metrics of `CalibrationTrainer` over pairs. A temperature is fitted to
+    `calibration_dataset`, or otherwise to the evaluation set, and `save_calibrated_model` divides
+    the head `score` by it. Then sigmoid(r_chosen - r_rejected) is a calibrated probability, and the
+    order of answers does not change.
 
     Args:
         model: as in `RewardTrainer`, like all other arguments.
@@ -117,7 +122,9 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
     def logits_and_labels(
         self, model: Any, inputs: dict[str, Any]
     ) -> tuple[Any, Any, Tensor]:
-        """Return the chosen reward minus its margin and the rejected reward as logits (N, 2), with labels 0."""
+        """Return the chosen reward minus its margin and the rejected reward as logits (N, 2),
+        with labels 0.
+        """
         self._stock_loss, outputs = RewardTrainer.compute_loss(
             self, model, inputs, return_outputs=True
         )
@@ -147,7 +154,9 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def held_out_pass(self, **settings: Any) -> Evaluation:
-        """Run `CalibrationMixin.held_out_pass` without an effect on TRL's log of the next evaluation."""
+        """Run `CalibrationMixin.held_out_pass` without an effect on TRL's log of the next
+        evaluation.
+        """
         done = super().held_out_pass(**settings)
         self._metrics["eval"].clear()
         return done

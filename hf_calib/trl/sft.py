@@ -29,13 +29,15 @@ class CalibrationSFTConfig(SFTConfig):
         loss_kwargs: Hyperparameters of the loss, as JSON: '{"gamma": 3.0}'.
 
     Raises:
-        ValueError: if the loss or a hyperparameter is unknown, or the loss needs more than TRL's head keeps.
+        ValueError: if the loss or a hyperparameter is unknown, or the loss needs more than TRL's
+            head keeps.
 
     Notes:
-        TRL's head never stores the logits. For each token it keeps the log-probability and the entropy, with gradients,
-        and the sum of squared probabilities, without. Therefore cross entropy, focal, inverse focal, FLSD, their
-        gradient forms, entropy regularisation, BSCE-GRA, DFT and the power loss are supported. The other losses need
-        more, or have no value per token.
+        TRL's head never stores the logits. For each token it keeps the log-probability and the
+        entropy, with gradients, and the sum of squared probabilities, without. Therefore cross
+        entropy, focal, inverse focal, FLSD, their gradient forms, entropy regularisation, BSCE-GRA,
+        DFT and the power loss are supported. The other losses need more, or have no value per
+        token.
     """
 
     loss: str = "cross_entropy"
@@ -71,9 +73,10 @@ class CalibrationSFTConfig(SFTConfig):
 class CalibrationSFTTrainer(SFTTrainer):
     """TRL's `SFTTrainer` with the loss named by `args.loss`; everything else is unchanged.
 
-    TRL's fused head returns minus the calibration loss of each token instead of its log-probability. The shift of the
-    labels, completion-only and assistant-only masks, packing, padding-free batches, accumulation, several processes,
-    PEFT and TRL's metrics work as in the stock trainer, and with cross entropy it is the stock trainer.
+    TRL's fused head returns minus the calibration loss of each token instead of its
+    log-probability. The shift of the labels, completion-only and assistant-only masks, packing,
+    padding-free batches, accumulation, several processes, PEFT and TRL's metrics work as in the
+    stock trainer, and with cross entropy it is the stock trainer.
 
     Args:
         model: as in `SFTTrainer`.
@@ -85,8 +88,9 @@ class CalibrationSFTTrainer(SFTTrainer):
         ValueError: if there is also a `compute_loss_func`.
 
     Notes:
-        Evaluations report the loss as `eval_loss`. For calibration metrics and a calibrator, make a classifier of the
-        trained model (`hf_calib.language_models.label_token_classifier`) and calibrate it.
+        Evaluations report the loss as `eval_loss`. For calibration metrics and a calibrator, make a
+        classifier of the trained model (`hf_calib.language_models.label_token_classifier`) and
+        calibrate it.
 
     Example::
 
@@ -120,7 +124,9 @@ class CalibrationSFTTrainer(SFTTrainer):
 
 
 def reads_squares(loss: CalibrationLoss) -> bool:
-    """Return whether a loss reads the sum of squared probabilities; raise if it needs more than TRL's head keeps."""
+    """Return whether a loss reads the sum of squared probabilities;
+    raise if it needs more than TRL's head keeps.
+    """
     way_out = (
         "use CalibrationTrainer, which updates its gammas from held-out predictions"
     )
@@ -137,7 +143,9 @@ def reads_squares(loss: CalibrationLoss) -> bool:
 
 
 def _put_into_head(model: Any, loss: CalibrationLoss) -> None:
-    """Change the model's fused head of TRL so that it returns minus the loss instead of log-probabilities."""
+    """Change the model's fused head of TRL so that it returns minus the loss instead of
+    log-probabilities.
+    """
     if reads_squares(loss):
         add_fused_lm_head(
             model, outputs=("log_probs", "entropy", "is_top1", "log_sum_sq_probs")

@@ -190,7 +190,9 @@ with drawing(9, 3.2) as figure:
         axes.set(xlim=(-0.5, 2.5), ylim=(0, 1), title=f"weight at the {reading}")
     plain_axes(*panels)
     panels[0].set_ylabel("correlation with the true error")
-    add_legend(figure, panels[0], LOOKS, columns=3)
+    for name, look in LOOKS.items():
+        panels[0].plot([], [], label=name, **look)
+    add_legend(figure, panels[0], columns=3)
 
 record = {
     "settings": {

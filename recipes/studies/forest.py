@@ -80,7 +80,9 @@ def difference_diagram(
         hollow = filled | {"markerfacecolor": "white"}
         against = textwrap.fill(f"distinguishable from {baseline}", 60)
         signs = {against: filled, "not distinguishable": hollow}
-        style.add_legend(figure, grid[0, 0], signs, columns=2)
+        for label, look in signs.items():
+            grid[0, 0].plot([], [], label=label, **look)
+        style.add_legend(figure, grid[0, 0], columns=2)
     return figure
 
 

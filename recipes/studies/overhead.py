@@ -16,7 +16,6 @@ from functools import wraps
 from newsgroups_cnn import load_posts, make_trainer, parse_options
 from records import kind_of_intervals, means_over_seeds, write_study
 
-from hf_calib import AdaFocalCallback
 from hf_calib.plots.style import BLUE, VERMILION, drawing, plain_axes
 
 PAPER = {
@@ -62,7 +61,7 @@ def measured(trainer):
         if not module.training:
             held_out["rows"] += len(output.logits)
 
-    callback = trainer.own_callbacks.find(AdaFocalCallback)
+    callback = trainer.own_callbacks.gammas
     loss = trainer.calibration_loss
     time_calls(trainer, "training_step")
     if callback is not None:

@@ -23,8 +23,7 @@ from hf_calib._errors import InputValueError
 from hf_calib._text import is_hub_name, plain_name
 from hf_calib.cards import write_card
 from hf_calib.cards.card import _END as END
-from hf_calib.cards.card import _START as START
-from hf_calib.cards.card import citations, references
+from hf_calib.cards.card import START, citations, references
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.losses import LOSSES
 from hf_calib.scaling import SCALERS, SplineScaling

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
 import transformers
 
 import hf_calib
@@ -219,6 +220,68 @@ class TestCalibrateModel:
             assert said in one_line(done.stdout)
             assert not (tmp_path / f"{name} before" / "calibration.json").exists()
 
+    def test_weights_that_were_trained_since_the_fold_have_no_calibrator(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        """Their head is that of the fold, which is undone; the calibrator was fitted before."""
+        words = ("calibrate", workplace / "model", "--data", workplace / "data.csv")
+        call(*words, *TEMPERATURE, "--output", tmp_path / "folded")
+        load = transformers.AutoModelForSequenceClassification.from_pretrained
+        model = load(tmp_path / "folded")
+        with torch.no_grad():
+            model.bert.pooler.dense.weight.add_(0.1)
+        model.save_pretrained(tmp_path / "folded")
+        done = call("evaluate", tmp_path / "folded", *words[2:])
+        assert "is for other weights than the model has" in one_line(done.stdout)
+        done = call("unfold", tmp_path / "folded", tmp_path / "plain")
+        said = one_line(done.stdout)
+        assert (
+            "The head is that from before the fold, bit for bit. Other weights" in said
+        )
+        assert "The weights are those" not in said
+        assert "calibration.json" not in names_in(tmp_path / "plain")
+        head = load(workplace / "model").classifier.weight
+        assert torch.equal(load(tmp_path / "plain").classifier.weight, head)
+
+    def test_what_lies_beside_another_model_is_about_that_one(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        """The card's section is written anew, and a report on the replaced weights goes."""
+        data = ("--data", workplace / "data.csv")
+        words = ("calibrate", workplace / "model", *data)
+        call(*words, "--method", "vector", "--output", tmp_path / "out")
+        write_card(tmp_path / "out", license="mit")
+        call("evaluate", tmp_path / "out", *data, "--output", tmp_path / "out")
+        assert names_in(tmp_path / "out") >= REPORT
+        shutil.copytree(tmp_path / "out", tmp_path / "plain")
+
+        done = call(*words, *TEMPERATURE, "--output", tmp_path / "out")
+        assert "out: report.json, for other probabilities" in one_line(done.stdout)
+        card = (tmp_path / "out" / "README.md").read_text()
+        section = card.partition("## Calibration")[2].lower()
+        assert "temperature" in section
+        assert "vector" not in section
+        assert not {"report.md", "report.html"} & names_in(tmp_path / "out")
+
+        call("unfold", tmp_path / "out", tmp_path / "plain")
+        card = (tmp_path / "plain" / "README.md").read_text()
+        assert "is folded into" not in card
+        # It has no results, which are of the calibrated weights.
+        assert "the numbers above" not in card
+        assert "report.md" not in names_in(tmp_path / "plain")
+
+    def test_only_what_was_written_is_named(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        """Of a folder in which a file was only removed, nothing was written."""
+        words = ("calibrate", workplace / "model", "--data", workplace / "data.csv")
+        call(*words, *TEMPERATURE, "--output", tmp_path / "folded")
+        shutil.copytree(tmp_path / "folded", tmp_path / "copy")
+        said = one_line(call("unfold", tmp_path / "folded", tmp_path / "copy").stdout)
+        names = said.partition("Written to ")[2].partition(": ")[2].split(", ")
+        assert {"config.json", "model.safetensors"} <= set(names)
+        assert "calibration" not in names
+
     def test_unfold_gives_the_model_back(self, workplace: Path, tmp_path: Path) -> None:
         data = ("--data", workplace / "data.csv", "--method", "matrix")
         called_for_json(
@@ -274,7 +337,7 @@ class TestCalibrateModel:
         (tmp_path / "checkpoint-8" / "trainer_state.json").write_text("{}")
         words = ("calibrate", workplace / "model", "--data", workplace / "data.csv")
         refused = call(*words, "--output", tmp_path / "checkpoint-8")
-        assert_refused(refused, "expected output to be no checkpoint of a training")
+        assert_refused(refused, "expected --output to be no checkpoint of a training")
 
     def test_a_model_that_serves_something_else_is_not_saved(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -122,6 +122,17 @@ class TestCalibratePredictions:
         assert_refused(result, "output to hold no predictions but those of an earlier")
         assert own.read_bytes() == before
 
+    def test_predictions_of_others_stay_next_to_those_of_an_earlier_calibration(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        words = ("calibrate", workplace / "data.npz", *TEMPERATURE)
+        assert call(*words, "--output", tmp_path).exit_code == 0
+        own = tmp_path / "predictions.parquet"
+        own.write_bytes(b"mine")
+        result = call(*words, "--output", tmp_path)
+        assert_refused(result, "output to hold no predictions but those of an earlier")
+        assert own.read_bytes() == b"mine"
+
 
 class TestInSample:
     """Rows that the scaler was fitted on are no test data, and everything that shows the table says so."""
@@ -203,7 +214,7 @@ def test_no_calibrated_rows_beside_those_that_are_read(
     if sources != "run" and output == "run/calibrated":
         assert found.exit_code == 0  # The folder itself was not named.
         return
-    assert_refused(found, "expected output to be")
+    assert_refused(found, "expected --output to be")
     assert call(*words, "--output", tmp_path / "run" / "_calibrated").exit_code == 0
 
 
@@ -299,18 +310,24 @@ def test_a_report_next_to_a_model_with_a_rule(workplace: Path, tmp_path: Path) -
     assert {"decisions.json", "decisions", *REPORT} <= names_in(folder)
 
 
-@pytest.mark.parametrize("accuracy", [0.2, 0.98])
+@pytest.mark.parametrize(
+    ("accuracy", "said"),
+    [
+        (0.2, ": decisions.json, decisions/report.json, for other probabilities"),
+        # This rule answers nothing, and only the report on it was written.
+        (0.98, ": decisions/report.json, for other probabilities"),
+    ],
+)
 def test_an_earlier_rule_is_removed(
-    accuracy: float, workplace: Path, tmp_path: Path
+    accuracy: float, said: str, workplace: Path, tmp_path: Path
 ) -> None:
-    """Also the report on a rule that answers nothing, which has no decisions.json."""
     data = workplace / "data.npz"
     hf_calib.decide(data, accuracy=accuracy, output=tmp_path)
     (tmp_path / "decisions" / "mine.md").write_text("mine")
     found = call("calibrate", data, *TEMPERATURE, "--output", tmp_path)
     assert found.exit_code == 0, found.output
-    assert "The rule of decisions.json in" in one_line(found.stdout)
-    assert "Run hf-calib decide again." in one_line(found.stdout)
+    assert said in one_line(found.stdout)
+    assert "Run hf-calib decide or evaluate again." in one_line(found.stdout)
     files = {*REPORT, "predictions.npz", "calibration.json", "decisions"}
     assert names_in(tmp_path) == files
     assert names_in(tmp_path / "decisions") == {"mine.md"}

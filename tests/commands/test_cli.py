@@ -59,12 +59,16 @@ class TestRefusals:
             ),
             (
                 "evaluate data.npz --output=",
-                "expected output not to be empty, got ''; write one",
+                "expected --output not to be empty, got ''; write one",
             ),
             (
                 "evaluate data.npz --output data.csv",
                 "output to be a folder, got the file",
             ),
+            ("evaluate data.npz --nbins 3", "No such option: --nbins.*; see .*--help"),
+            ("evaluate", "Missing argument 'MODEL_OR_PREDICTIONS'; see"),
+            ("evaluate data.npz --n-bins x", "Invalid value for '--n-bins': .*; see"),
+            ("evalute data.npz", "No such command 'evalute'. Did you mean 'evaluate'"),
             (
                 "calibrate data.npz --output new --method vector --criterion ece",
                 "expected --criterion to be given with a temperature only, got 'ece'",

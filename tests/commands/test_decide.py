@@ -27,6 +27,7 @@ from tests.helpers.commands import (
     call,
     called_for_json,
     names_in,
+    one_line,
 )
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.sampled import labels_by
@@ -269,7 +270,9 @@ def test_a_rule_for_an_earlier_calibrator_is_removed(
         shutil.copytree(folder, tmp_path / "copy", dirs_exist_ok=True)
         result = call(*words)
         assert result.exit_code == 0, result.output
-        assert "The rule of decisions.json in" in result.output
+        assert ": decisions.json, decisions/report.json, for other" in one_line(
+            result.output
+        )
         assert not (folder / "decisions.json").exists()
         assert not (folder / "decisions").exists()
 
@@ -325,14 +328,14 @@ def test_a_rule_that_answers_nothing_is_not_written(
             ("--delta", 0.1, "--alpha", 0.1),
             "--delta to be given with accuracy only, got 0.1; leave it out, as it has no effect",
         ),
-        (("--alpha", 0), r"expected alpha to lie in \(0, 1\), got 0"),
+        (("--alpha", 0), r"expected --alpha to lie in \(0, 1\), got 0"),
         (
             ("--sets", "aps"),
             "--sets to be given with alpha only, got 'aps'; leave it out, as it has no effect",
         ),
         (
             ("--costs", "nowhere.csv"),
-            "expected costs to be a csv file of numbers, got nowhere.csv",
+            "expected --costs to be a csv file of numbers, got nowhere.csv",
         ),
         (
             ("--costs", "few.csv"),

@@ -76,5 +76,5 @@ def test_an_output_that_cannot_be_written_is_refused_before_training(
     )
     (tmp_path / "model").write_text("mine")
     assert_refused(
-        call("--output", str(tmp_path)), "expected output to be a folder, got "
+        call("--output", str(tmp_path)), "expected --output to be a folder, got "
     )

@@ -245,7 +245,7 @@ class TestRowsOfAModel:
         refused = call("evaluate", workplace / "model", *data)
         assert_refused(
             refused,
-            "expected data to have a split 'test', got .*column names don't match",
+            "expected --data to have a split 'test', got .*column names don't match",
         )
 
 

@@ -305,7 +305,7 @@ def test_outputs_lie_outside_of_folders_that_are_read(
     (home / "a").mkdir(parents=True)
     rows_of(50, 0).to_parquet(home / "a" / "a.parquet")
     words = (command, home / source, "--output", home / "a" / "out")
-    assert_refused(call(*words), "expected output to be outside the folders of pred")
+    assert_refused(call(*words), "expected --output to be outside the folders of pred")
     assert not (home / "a" / "out").exists()
 
 

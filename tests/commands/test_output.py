@@ -29,7 +29,7 @@ class TestOutput:
             raise RuntimeError(f"{found.exit_code} {found.stdout!r} {found.stderr}")
 
         assert in_a_fork(work)[1] == (
-            f"RuntimeError: 2 '' hf-calib: expected output to be writable, got {tmp_path} (File too large); "
+            f"RuntimeError: 2 '' hf-calib: expected --output to be writable, got {tmp_path} (File too large); "
             "make room there, or name another place\n"
         )
         assert {

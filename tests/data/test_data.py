@@ -508,12 +508,12 @@ AB = [["a", "b"], ["a"]]
         (
             [["a", "b"], ["c"]],
             {},
-            "labels of split 'test' to be among a, b, got 'c' in row 0",
+            r"labels of split 'test' to hold the classes \(a, b\), got 'c' in row 0",
         ),
         (
             [[0, 2], [0]],
             {"class_names": ["a", "b"]},
-            "split 'train' to be among a, b, got 2 in row 1",
+            "split 'train' to hold ids in 0..1, got 2 in row 1",
         ),
         (
             [[0, 1], [1.0]],
@@ -523,16 +523,31 @@ AB = [["a", "b"], ["a"]]
         (
             [["1", "2"], ["1"]],
             {"class_names": ["1.0", "1.00", "2"]},
-            "split 'train' to be among 1.0, 1.00, 2, got '1' in row 0",
+            "class_names to differ as numbers, as those in the labels of split 'train', got 1 twice",
         ),
         (
             [["1", "0"], ["1"]],
             {"class_names": ["1.0", "x"]},
-            "split 'train' to be among 1.0, x, got '0' in row 1",
+            "each label in the labels of split 'train' to be a name or an id of one class only, got class names '1.0'",
         ),
         ([[0, 1], [-1]], {}, "split 'test' to be labelled, got -1"),
         ([[1, 2], [1]], {}, "count from 0 without gaps, got 1, 2"),
         ([["a", "a"], ["a"]], {}, "classes to be at least two, and differ"),
+        (
+            [["01", "00"], ["00"]],
+            {"class_names": ["a", "b"]},
+            "split 'train' to hold class names or ids, got 01 in row 0",
+        ),
+        (
+            [["0", "1"], ["0"]],
+            {"class_names": ["0", "b"]},
+            r"split 'train' to hold the classes \(0, b\), got '1' in row 1",
+        ),
+        (
+            [["a", "b"], ["A"]],
+            {},
+            r"split 'test' to hold the classes \(a, b\), got 'A' in row 0",
+        ),
         (
             [["a", None], ["a"]],
             {},
@@ -617,7 +632,9 @@ def test_an_id_outside_the_names_of_its_class_label_is_refused(
         "train": as_stored([0, 1], of_train),
         "test": as_stored([1, 0, label, label], ["a", "b"]),
     }
-    message = rf"labels of split 'test' to be ids of its classes, got \[{label}\] \(first in row 2\); check"
+    message = (
+        rf"labels of split 'test' to hold ids in 0..1, got {label} in row 2; check"
+    )
     with pytest.raises(ValueError, match=message):
         choose_columns(DatasetDict(splits), text_column="text")
 

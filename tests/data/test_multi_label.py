@@ -100,12 +100,14 @@ def test_one_class_a_row_stays_as_it_was_and_has_no_options_of_several() -> None
         (
             ["joy", "fear|joyy", "", "joyy"],
             {"class_names": NAMES, "label_separator": "|"},
-            r"labels of split 'train' to be among joy, fear, anger, got 'joyy' in row 1 \(2 such rows\)",
+            r"labels of split 'train' to hold the classes \(joy, fear, anger\), got 'joyy' in row 1;",
         ),
         ([[0], [1], [5], []], {}, "count from 0 without gaps, got 0, 1, 5"),
         (["a b", "b", "", "a"], {}, "label_separator to be given"),
         ([[0], None, [1], []], {}, r"1 without \(first in row 1\)"),
         ([[0], [1], [0, -1], []], {}, "to be names or ids, got -1 in row 2"),
+        ([[0], [1], [], [-2]], {}, "to be names or ids, got -2 in row 3"),
+        ([["a"], ["b", None], [], []], {}, "to be names or ids, got None in row 1"),
         (
             [[1, 0], [1, 0, 0], [0, 1], [0]],
             {},

@@ -79,12 +79,12 @@ def test_names_ids_and_class_labels_whatever_their_order_give_the_same() -> None
         (
             with_row("tokens", 0, ["Ada", None, "slept"]),
             ValueError,
-            "3 and 3 in row 0, or one that is",
+            "got 3 and 3, one of which is missing, in row 0",
         ),
         (
             {"tokens": GOOD["tokens"]},
             ValueError,
-            "label_column to be one of tokens in .*'train', got 'ner_tags'",
+            "label_column of split 'train' to be one of tokens, got 'ner_tags'",
         ),
         (
             {"tokens": ["a"], "ner_tags": [["O"]]},
@@ -126,7 +126,10 @@ def test_a_tag_outside_the_names(good: str | int, bad: str | int) -> None:
             "ner_tags": [[good], [good], [good, bad], [bad]],
         },
     )
-    message = rf"tags of split 'test' to be among O, B-person, I-person, got {bad!r} in row 2 \(2 such rows\)"
+    known = r"the classes \(O, B-person, I-person\)"
+    if isinstance(bad, int):
+        known = r"ids in 0\.\.2"
+    message = rf"tags of split 'test' to hold {known}, got {bad!r} in row 2;"
     with pytest.raises(ValueError, match=message):
         choose_tokens(dataset, tag_names=NAMES)
 
@@ -140,7 +143,7 @@ def test_an_id_outside_the_names_of_its_class_label(bad: int) -> None:
     features = Features({**good.features})
     stored = Dataset(Dataset.from_dict(ids).data, DatasetInfo(features=features))
     more = labelled([*NAMES, *"abcdef"])
-    message = rf"tags of split 'test' to be ids of its classes, got \[{bad}\] \(first in row 1\)"
+    message = rf"tags of split 'test' to hold ids in 0..2, got {bad} in row 1;"
     for train in (good, more):
         with pytest.raises(ValueError, match=message):
             choose_tokens(DatasetDict({"train": train, "test": stored}))

@@ -42,6 +42,17 @@ def test_equal_costs_are_argmax_and_a_free_way_out_is_always_taken() -> None:
     assert found["cost"].value == pytest.approx(-1e-3)
 
 
+def test_a_rule_keeps_its_costs_when_the_array_changes() -> None:
+    """In a sweep over the cost of abstaining, one array is used for all rules."""
+    costs = np.array([[0.0, 1.0, 0.1], [10.0, 0.0, 0.1]])
+    cheap = CostRule(costs)
+    costs[:, -1] = 0.9
+    dear = CostRule(costs)
+    probs = [[0.8, 0.2]]
+    assert [cheap.predict(probs)[0], dear.predict(probs)[0]] == [-1, 1]
+    assert np.asarray(cheap.options()["costs"])[0, -1] == 0.1
+
+
 def test_savings_are_paired() -> None:
     probs, labels = drawn()
     rule = CostRule(COSTS).fit(probs, labels)

@@ -113,6 +113,7 @@ def test_one_line_for_a_pipeline(classify: Any) -> None:
     with torch.no_grad():
         probs = model(input_ids=torch.tensor(rows["input_ids"])).logits.softmax(1)
     assert decisions(pipe(texts, top_k=None)) == decisions(probs)
+    assert decisions(tuple(pipe(texts, top_k=None))) == decisions(probs)
     assert decisions(pipe(texts[0], top_k=None)) == decisions(probs[:1])
     assert decisions(pipe(texts[:1], top_k=None)) == decisions(probs[:1])
 
@@ -414,6 +415,9 @@ def test_a_rule_that_is_not_fitted_or_has_other_classes() -> None:
         InputValueError, match="expected class_names to be 4 different names, got art"
     ):
         Decisions(RULES["abstain"], ("art",))
+    for names in (None, ("", *NAMES[1:])):
+        with pytest.raises(InputValueError, match="to be 4 different names, got"):
+            Decisions(RULES["abstain"], names)  # type: ignore[arg-type]
     with pytest.raises(InputTypeError, match="expected class_names to be a list, got"):
         Decisions(RULES["abstain"], "abcd")  # type: ignore[arg-type]
     with pytest.raises(InputTypeError, match="expected rule to be fitted, got str"):

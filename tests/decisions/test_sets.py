@@ -119,6 +119,8 @@ def test_refusals() -> None:
     message = r"at least 99 for alpha=0.01, got 50; pass more rows, or alpha=0.01961"
     with pytest.raises(InputValueError, match=message):
         PredictionSets(alpha=0.01).fit(probs, labels)
+    with pytest.raises(InputValueError, match="at least 1,000,000,000,000,000,000 for"):
+        PredictionSets(alpha=1e-320).fit(probs, labels)
     with pytest.raises(InputValueError, match="have the 5 columns of fit"):
         PredictionSets().fit(probs, labels).predict(np.full((2, 4), 0.25))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_calib.losses import LOSSES
 from tests.docs.pages import DOCS, PAGES
 from tests.docs.running import RUN, parameters, run_page
 from tests.docs.worlds import DEEP, FEWER, QUICK, RESTS, WORLDS
@@ -36,3 +37,10 @@ def test_no_page_names_a_path_of_a_machine() -> None:
         assert not re.search(
             r"(?<![\w./])/(?:home|work|tmp|root)/", (DOCS / page).read_text()
         ), page
+
+
+def test_every_loss_is_in_one_table_of_the_losses() -> None:
+    text = (DOCS / "losses" / "index.md").read_text()
+    tables = re.findall(r"```{losses-table}\n(.*?)```", text, re.DOTALL)
+    lines = "".join(tables).splitlines()
+    assert sorted(line.split()[0] for line in lines) == sorted(LOSSES)

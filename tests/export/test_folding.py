@@ -368,6 +368,15 @@ def test_a_temperature_set_by_hand_is_checked(temperature: Any) -> None:
         fold(bert(), scaler)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_is_refused_with_the_way_out() -> None:
+    compiled: Any = torch.compile(bert())
+    with pytest.raises(
+        TypeError, match=r"got OptimizedModule; .* without torch.compile"
+    ):
+        fold_temperature(compiled, 1.7)
+
+
 def test_objects_of_the_wrong_type_are_refused() -> None:
     model = bert()
     with refused(

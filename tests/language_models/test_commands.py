@@ -9,6 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from datasets import Dataset
 from scipy.special import softmax
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers import pipeline as plain_pipeline
@@ -18,7 +19,7 @@ from hf_calib._errors import InputValueError
 from hf_calib.cards import write_card
 from hf_calib.language_models import PromptTemplate, label_token_classifier
 from hf_calib.metrics import negative_log_likelihood
-from hf_calib.models.classifier import TASKS
+from hf_calib.models.classifier import TASKS, load_classifier, predict
 from hf_calib.models.texts import TextClassifier
 from tests.helpers.commands import assert_refused, call, called_for_json
 from tests.helpers.reports import quick_reports  # noqa: F401
@@ -144,10 +145,29 @@ def test_a_prompt_that_ends_with_the_padding_token_is_refused(
     judge.save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     done = call("evaluate", tmp_path, "--data", folder / "rows.csv")
-    assert_refused(
-        done,
-        "expected a prompt to end with a token that is no padding, got '.PAD.' at the end of row 0",
+    message = "expected a prompt to end with a token that is no padding, got '.PAD.' at the end of"
+    assert_refused(done, f"{message} row 0")
+
+
+def test_a_prompt_that_is_cut_at_a_padding_token_is_named_by_its_row(
+    tmp_path: Path,
+) -> None:
+    """Only long texts are cut, so that their number among these is not that of the row."""
+    judge = label_token_classifier(
+        language_model(), tokenizer(), LABELS, prompt=PromptTemplate("{text}")
     )
+    judge.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    texts = ["w1 w2", "w1 w2 w3 w4", "w1 w2 [PAD] w4"]
+    rows = Dataset.from_dict({"text": texts, "label": [0, 1, 0]})
+    judge = load_classifier(tmp_path)
+    cut = predict(judge, rows.select([0, 1]), max_length=3).as_logits()
+    alone = predict(judge, Dataset.from_dict({"text": ["w1 w2 w3"], "label": [0]}))
+    np.testing.assert_allclose(cut[1], alone.as_logits()[0], atol=1e-6)
+    with pytest.raises(
+        ValueError, match=r"got '.PAD.' at the end of row 2; set another"
+    ):
+        predict(judge, rows, max_length=3)
 
 
 def test_the_card_shows_the_prompt(folder: Path) -> None:

@@ -295,7 +295,7 @@ class TestLabels:
                 {},
                 r"'law\\xa0' and 'law' differ only by spaces",
             ),
-            (labelled([0, 4]), {}, "hold the model's ids, 0..3, got 4 in row 1;"),
+            (labelled([0, 4]), {}, "hold ids in 0..3, got 4 in row 1;"),
             (
                 labelled([0, -1], ClassLabel(names=NAMES)),
                 {},

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from hf_calib import plots
@@ -38,7 +37,6 @@ from hf_calib.plots import (
     save_figure,
 )
 from hf_calib.plots.binned import reliability_of_sums
-from hf_calib.plots.style import PEACH, SKY
 from tests.helpers.pictures import overlapping, written
 from tests.helpers.sampled import predictions as classifier
 
@@ -188,17 +186,16 @@ def test_other_columns_and_names_are_refused() -> None:
 def test_panel_shows_the_bins_and_states_its_numbers() -> None:
     confidences, correct = sampled(power=2)
     figure = reliability_diagram({"model": (confidences, correct)}, n_bins=10)
-    upper, lower = figure.axes
+    lower = figure.axes[1]
     bins = bin_sums(TopLabel(confidences, correct), 10)
     shown = bins.counts > 0
-    common, over, under = (
-        np.array([[bar.get_y(), bar.get_height()] for bar in container]).T
-        for container in upper.containers
-    )
     confidence, accuracy = (each[shown] for each in bins.means())
-    np.testing.assert_allclose(common[1], np.minimum(accuracy, confidence))
-    np.testing.assert_allclose(over.sum(axis=0), confidence)
-    np.testing.assert_allclose(under.sum(axis=0), accuracy)
+    bars = drawn_as(figure, "accuracy of the bin")
+    gaps = drawn_as(figure, "gap to the mean confidence")
+    np.testing.assert_allclose([bar.get_height() for bar in bars], accuracy)
+    np.testing.assert_allclose([gap.get_y() for gap in gaps], accuracy)
+    heights = [gap.get_height() for gap in gaps]
+    np.testing.assert_allclose(heights, confidence - accuracy)
     np.testing.assert_allclose(
         [bar.get_height() for bar in lower.containers[0]], bins.counts / 3000
     )
@@ -212,30 +209,38 @@ def test_panel_shows_the_bins_and_states_its_numbers() -> None:
     assert f"ECE {ece:.3f}   accuracy {correct.mean():.3f}   N 3,000" in written(figure)
 
 
-def test_the_legend_names_what_is_drawn_in_bins_on_either_side() -> None:
-    """The line is the accuracy, also where it is above the confidence; each gap has the colour of its side."""
+def drawn_as(figure: Figure, label: str) -> list[Any]:
+    """The bars of a name in the first axes, those of no width left out."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    return list(dict(zip(labels, handles, strict=True))[label])
+
+
+def test_bars_are_the_accuracy_and_outlines_reach_to_the_confidence() -> None:
+    """On both sides: the accuracy of the first bin is above its confidence, and that of the other below."""
     confidences = np.repeat([0.35, 0.85], 20)
-    correct = np.repeat(
-        [1, 0], [14, 26]
-    )  # .7 of the first bin are right, none of the other
+    # .7 of the first bin are right, none of the other.
+    correct = np.repeat([1, 0], [14, 26])
     figure = reliability_diagram({"m": (confidences, correct)}, n_bins=10)
-    upper = figure.axes[0]
-    handles = dict(zip(*reversed(upper.get_legend_handles_labels()), strict=True))
-    heights = [
-        segment[0][1] for segment in handles["accuracy of the bin"].get_segments()
+    bars = drawn_as(figure, "accuracy of the bin")
+    gaps = drawn_as(figure, "gap to the mean confidence")
+    assert [bar.get_height() for bar in bars] == pytest.approx([0.7, 0.0])
+    ends = [(gap.get_y(), gap.get_y() + gap.get_height()) for gap in gaps]
+    assert np.array(ends) == pytest.approx(np.array([(0.7, 0.35), (0.0, 0.85)]))
+    assert [gap.get_fill() for gap in gaps] == [False, False]
+
+
+def test_every_mark_is_in_the_legend_once() -> None:
+    panels = {name: (np.array([0.2, 0.9] * 10), np.ones(20)) for name in "ab"}
+    figure = reliability_grid({"before": panels, "after": panels}, n_bins=5)
+    (legend,) = figure.legends
+    assert sorted(text.get_text() for text in legend.get_texts()) == [
+        "accuracy of the bin",
+        "calibrated",
+        "gap to the mean confidence",
+        "mean confidence",
+        "overall accuracy",
+        "share of the rows",
     ]
-    assert heights == pytest.approx([0.7, 0.0])
-    drawn = {
-        label: max(handles[label], key=lambda bar: bar.get_height())
-        for label in ("gap: over-confident", "gap: under-confident")
-    }
-    looks = {label: bar.get_facecolor()[:3] for label, bar in drawn.items()}
-    assert looks == {
-        "gap: over-confident": to_rgb(PEACH),
-        "gap: under-confident": to_rgb(SKY),
-    }
-    assert drawn["gap: over-confident"].get_x() == pytest.approx(0.8)
-    assert drawn["gap: under-confident"].get_x() == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.01, 100.0])
@@ -245,15 +250,12 @@ def test_bins_of_few_rows_are_faded(weight: float) -> None:
         *(weight * counts * share for share in (1, np.array([0.2, 0, 0.9]), 0.5))
     )
     figure = reliability_of_sums({"": {"m": sums}}, n_rows={"m": 19})
-    upper = figure.axes[0]
-    for bars in upper.containers:
-        assert [bar.get_alpha() for bar in bars] == [0.3, 1.0]
-    (legend,) = figure.legends  # It is not faded, whatever the first bin is.
-    assert {patch.get_alpha() for patch in legend.get_patches()} == {None}
-    (line,) = (
-        each for each in upper.collections if each.get_label() == "accuracy of the bin"
-    )
-    assert line.get_edgecolors()[:, 3].tolist() == [0.3, 1.0]
+    bars = [bar for each in figure.axes[0].containers for bar in each]
+    # The accuracy and the gap of each bin, from left to right.
+    opacities = [bar.get_alpha() for bar in sorted(bars, key=lambda bar: bar.get_x())]
+    assert opacities == [0.3, 0.3, 1.0, 1.0]
+    (few,) = drawn_as(figure, "fewer than 10 rows")
+    assert few.get_x() == 0
 
 
 @pytest.mark.slow
