@@ -15,13 +15,14 @@ drawn.
 
 import numpy as np
 import torch
+from matplotlib.lines import Line2D
 from options import count, parse, study_parser
 from papers.gradients import uncertainty_weights
 from papers.toys import gaussian_posteriors, perceptron, train_with_adam
 from records import in_words, mean_interval, print_table, write_study
 
 from hf_calib.losses import make_loss
-from hf_calib.plots.style import BLUE, VERMILION, add_legend, drawing, plain_axes
+from hf_calib.plots.style import BLUE, VERMILION, drawing, plain_axes
 
 PAPER = {"focal": 0.550, "dual focal": 0.638, "generalised Brier": 0.664}
 GAMMAS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
@@ -190,9 +191,8 @@ with drawing(9, 3.2) as figure:
         axes.set(xlim=(-0.5, 2.5), ylim=(0, 1), title=f"weight at the {reading}")
     plain_axes(*panels)
     panels[0].set_ylabel("correlation with the true error")
-    for name, look in LOOKS.items():
-        panels[0].plot([], [], label=name, **look)
-    add_legend(figure, panels[0], columns=3)
+    handles = [Line2D([], [], label=name, **look) for name, look in LOOKS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
 
 record = {
     "settings": {

@@ -9,6 +9,7 @@ from itertools import cycle
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from paired import LEVEL
 
 from hf_calib.plots import style
@@ -80,9 +81,8 @@ def difference_diagram(
         hollow = filled | {"markerfacecolor": "white"}
         against = textwrap.fill(f"distinguishable from {baseline}", 60)
         signs = {against: filled, "not distinguishable": hollow}
-        for label, look in signs.items():
-            grid[0, 0].plot([], [], label=label, **look)
-        style.add_legend(figure, grid[0, 0], columns=2)
+        handles = [Line2D([], [], label=name, **look) for name, look in signs.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=2)
     return figure
 
 
