@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from hf_calib.plots.style import (
     GREY,
     SKY,
+    add_legend,
     drawing,
     line_looks,
     name_lines,
@@ -156,15 +157,12 @@ def _grid(
         for axes in grid.flat[: len(panels)][-columns:]:
             axes.tick_params(labelbottom=True)
             axes.set_xlabel(xlabel, fontsize=7)
-        named = {}
         for name, axes in cells.items():
             axes.set_title("\n".join(name_lines(name, 30)), fontsize=8)
             plain_axes(axes)
             axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             for line in axes.lines:
                 line.set_markevery(max(1, len(line.get_xdata()) // 8))
-            handles, labels = axes.get_legend_handles_labels()
-            named |= dict(zip(labels, handles, strict=True))
-        if named:
-            below: Any = {"loc": "outside lower center", "ncols": min(5, len(named))}
-            figure.legend(list(named.values()), list(named), **below)
+        # Boxes have no names in a legend.
+        if any(axes.get_legend_handles_labels()[1] for axes in figure.axes):
+            add_legend(figure, *cells.values(), columns=min(5, len(names)))
