@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markdown_lines import table_lines
 from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax
 from small_networks import Rows as Pool
@@ -261,12 +262,6 @@ def gaps(rows: list[Line]) -> dict[str, dict[Setting, float]]:
     for rule, settings in by_rule.items():
         means[rule] = {key: float(np.mean(own)) for key, own in settings.items()}
     return means
-
-
-def table_lines(header: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
-    lines.insert(1, "|" + "---|" * len(header))
-    return lines
 
 
 def signed(value: float) -> str:

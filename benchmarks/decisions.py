@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from markdown_lines import table_lines
 from scipy.special import softmax
 
 from hf_calib.decisions import AbstainRule
@@ -113,11 +114,10 @@ def as_trained(logits: np.ndarray) -> np.ndarray:
 
 def print_table(found: list[Found]) -> None:
     """A row for each promised accuracy and method: means over the rounds, and their standard deviation."""
-    print("| promised | method | answered | accuracy of the answers | short of it |")
-    print("|---|---|---|---|---|")
     by_row: dict[tuple[float, str], list[Found]] = {}
     for each in found:
         by_row.setdefault((each.promised, each.method), []).append(each)
+    rows = []
     for promised, method in sorted(by_row, key=lambda row: row[0]):
         rounds = by_row[promised, method]
         answered = spread([each.answered for each in rounds])
@@ -125,7 +125,15 @@ def print_table(found: list[Found]) -> None:
         accuracy = spread(kept) if kept else "none"
         n_short = sum(each < promised for each in kept)
         short = f"{n_short}/{len(kept)}"
-        print(f"| {promised} | {method} | {answered} | {accuracy} | {short} |")
+        rows.append([str(promised), method, answered, accuracy, short])
+    header = [
+        "promised",
+        "method",
+        "answered",
+        "accuracy of the answers",
+        "short of it",
+    ]
+    print(*table_lines(header, rows), sep="\n")
 
 
 def spread(values: list[float]) -> str:

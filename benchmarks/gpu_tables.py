@@ -13,9 +13,10 @@ in addition to the logits, in units of the logits) and `first_s` (the first call
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from markdown_lines import table_lines
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = ((128, 10), (4096, 1000), (8192, 32_000), (4096, 128_256))
@@ -46,12 +47,6 @@ def read(path: Path) -> Records:
 def shown(shape: Shape) -> str:
     n_rows, n_classes = shape
     return f"{n_rows:,} x {n_classes:,}"
-
-
-def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
-    lines.insert(1, "|" + "---|" * len(header))
-    return lines
 
 
 def ratio(value: float) -> str:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markdown_lines import table_lines
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
@@ -214,12 +215,6 @@ def of_method(results: list[Result], method: str) -> list[Result]:
 
 def values(results: list[Result], name: str) -> list[float]:
     return [result[name] for result in results]
-
-
-def table_lines(header: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
-    lines.insert(1, "|" + "---|" * len(header))
-    return lines
 
 
 def summary(results: list[Result]) -> str:
