@@ -24,7 +24,6 @@ from hf_calib._text import escape, is_hub_name, safe
 from hf_calib.cards.facts import Facts, read_facts
 from hf_calib.cards.metadata import update_metadata
 from hf_calib.models.classifier import TASKS, Task
-from hf_calib.report.measured import MEASURES
 from hf_calib.scaling.saved_map import PACKAGES
 
 # Lines of the Trainer's card: metrics with a calibrator, and its temperature.
@@ -163,8 +162,7 @@ def _written(facts: Facts, name: str) -> tuple[str, str]:
     environment.filters.update(
         fenced=_fenced, sentence=lambda text: Markup(safe(printable(text)))
     )
-    pages = {key: measure.page for key, measure in MEASURES.items()}
-    environment.globals.update(packages=PACKAGES, pages=pages, command=_command)
+    environment.globals.update(packages=PACKAGES, command=_command)
     template = environment.from_string(
         files("hf_calib.cards").joinpath("card.md.jinja").read_text("utf-8")
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hf_calib.report import CalibrationReport
 
 METHODS = dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps))
-_BINS = "Number of bins of the binned calibration errors."
+_BINS = "Bins of calibration errors."
 _TRUST = "Run code that comes with the model."
 _SOURCE: Any = {"default": ..., "argument": "MODEL_OR_PREDICTIONS"}
 _CLASSIFIER = "A classifier of texts, tokens or images, on the Hub or in a folder"
@@ -39,10 +39,11 @@ _RANGES = {
 _FOR_SETS = "label_separator label_columns no_label"
 _OF_COLUMNS = "text_column text_pair_column image_column"
 _OF_MODELS = f"split test_split {_OF_COLUMNS} {_FOR_SETS} max_length batch_size trust_remote_code"
+_OF_PREDICTIONS = "option_scores positive_class prob_prefix unlisted_at"
 # Options that have an effect only with something, by what that is.
 _NEEDS = {
     "a model": _OF_MODELS,
-    "predictions": "option_scores weight_column",
+    "predictions": f"{_OF_PREDICTIONS} weight_column",
     "a log of lm-evaluation-harness": "option_scores",
     "data that is a folder or on the Hub": "split",
     "test_data that is a folder or on the Hub": "test_split",
@@ -162,9 +163,12 @@ class Evaluate(Rows):
 
     example = "me/model --data test.csv --output measured"
     first = "data text_column label_column split output by ood_data soft_labels"
-    more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code"
+    more = (
+        "text_pair_column class_names label_separator max_length batch_size "
+        "n_bins trust_remote_code"
+    )
     # The rows of a model may have weights in its report.
-    needs = _NEEDS | {"predictions": "option_scores"}
+    needs = _NEEDS | {"predictions": _OF_PREDICTIONS}
     source: list[str] = option(
         f"{_CLASSIFIER}; or predictions, logits or probabilities with labels: .npz, .csv, .tsv or .parquet files, "
         "a folder of these, a glob or an address (s3://, gs://, hf://), or a .jsonl log of lm-evaluation-harness.",
@@ -205,7 +209,7 @@ class Calibrate(Measured):
 
     example = "me/model --data validation.csv --test-data test.csv --output calibrated"
     first = "data text_column label_column split output test_data method"
-    more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code seed"
+    more = f"{Evaluate.more} seed"
     without = "by"
     needs = _NEEDS | {"rows that are drawn": "seed", "a temperature": "criterion"}
     output: Path = option("Folder for the calibrated model or predictions.", ...)

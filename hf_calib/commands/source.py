@@ -153,6 +153,8 @@ class FileSource(Source):
                 all_columns=self.all_columns,
                 on_rows=self.running.progress,
             )
+        notes = [note for each in self.read.values() for note in each.notes]
+        self.notes += dict.fromkeys(notes)
         files = {name: each.files for name, each in self.read.items()}
         endings = {suffix_of(file.path) for each in files.values() for file in each}
         if ".jsonl" not in endings:

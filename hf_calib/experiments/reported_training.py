@@ -23,7 +23,7 @@ from hf_calib.plots import gamma_dynamics, save_figure
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.report import CalibrationReport
-from hf_calib.report.document import with_interval
+from hf_calib.report.document import cell
 from hf_calib.report.multi_label import TITLES
 from hf_calib.scaling.saved_map import title_of
 from hf_calib.trainer.calibration_map import in_words
@@ -268,8 +268,7 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
     rows = [header]
     for name, title in titles.items():
         found = [state[name] for state in states]
-        cells = [with_interval(each.value, each.low, each.high) for each in found]
-        rows.append([title, *cells])
+        rows.append([title, *(cell(each) for each in found)])
     if report.entities is not None:
         n_sentences = counted(report.entities.n_sentences, "sentence")
         rows.append([f"True entities: {report.entities.n_true:,} in {n_sentences}:"])
@@ -283,6 +282,6 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
     width = max(map(len, titles.values())) + 1
     lines = []
     for name, *cells in rows:
-        line = f"{name:<{width}}" + "".join(f"{cell:<26}" for cell in cells)
+        line = f"{name:<{width}}" + "".join(f"{text:<26}" for text in cells)
         lines.append(line.rstrip())
     return "\n".join(lines)

@@ -2,8 +2,9 @@
 
     loss_i = w(p_i, y_i; gamma_i) * CE_i  +  sum_k lambda_k * penalty_k
 
-Each loss has a constructor, such as `focal(gamma=2.0)`, whose docstring defines the loss and says when to use it.
-`LOSSES` is the table of all losses. `make_loss` makes one by its name and describes the common arguments and results.
+Each loss has a constructor, such as `focal(gamma=2.0)`, whose docstring defines the loss and says
+when to use it. `LOSSES` is the table of all losses. `make_loss` makes one by its name and describes
+the common arguments and results.
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ LOG_NAMES = {
 class AdaptiveLoss(TableLoss):
     """A loss with a table that `update` fits to held-out predictions.
 
-    The table stays on the CPU in float64 when the loss is moved, so it is the same on every device and in every
-    checkpoint. All these losses have the `edges` (M + 1,), `gaps` (M,) and `accuracies` (M,) of the bins, and their
-    `counts` (M,), which are not saved.
+    The table stays on the CPU in float64 when the loss is moved, so it is the same on every device
+    and in every checkpoint. All these losses have the `edges` (M + 1,), `gaps` (M,) and
+    `accuracies` (M,) of the bins, and their `counts` (M,), which are not saved.
     """
 
     edges: Tensor
@@ -75,16 +75,23 @@ class AdaptiveLoss(TableLoss):
 
     @abstractmethod
     def _at_first(self, zeros: Tensor) -> dict[str, Tensor]:
-        """The entries of the table other than its M bins, before the first update; zeros has shape (M,)."""
+        """The entries of the table other than its M bins, before the first update; zeros has shape
+        (M,)."""
 
     @abstractmethod
     def _fitted(
-        self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
+        self,
+        gaps: Tensor,
+        predictions: tuple[Tensor, Tensor],
+        *,
+        class_gaps: Any,
+        progress: Any,
     ) -> dict[str, Tensor]:
         """These entries after an update with held-out predictions, which have the gaps (M,)."""
 
     def forward(self, logits: Any, labels: Tensor, **kwargs: Any) -> Tensor:
-        """Compute the loss as in `CalibrationLoss.forward`; warn once if nothing updates the table."""
+        """Compute the loss as in `CalibrationLoss.forward`; warn once if nothing updates the
+        table."""
         loss = super().forward(logits, labels, **kwargs)
         if loss.requires_grad and not torch.compiler.is_compiling():
             self._passes_without_update += 1
@@ -96,7 +103,8 @@ class AdaptiveLoss(TableLoss):
         return loss
 
     def expect_updates(self) -> None:
-        """Do not warn that the table is not updated: a callback or a later step of the loop does it."""
+        """Do not warn that the table is not updated: a callback or a later step of the loop does
+        it."""
         self._passes_without_update = -math.inf
 
     @torch.no_grad()
@@ -114,7 +122,8 @@ class AdaptiveLoss(TableLoss):
             confidences: (N,) probabilities of the predicted class, in [0, 1].
             correct: (N,) bool or 0/1, whether the predicted class is correct.
             class_gaps: (C,) calibration error of each class. Only `ece_ce` needs it and `progress`.
-            progress: fraction of the training that is done, in [0, 1]; at 0 `ece_ce` is cross entropy.
+            progress: fraction of the training that is done, in [0, 1]; at 0 `ece_ce` is cross
+                entropy.
         """
         predictions = _on_cpu(confidences), _on_cpu(correct)
         _check_predictions(*predictions)
@@ -135,18 +144,17 @@ class AdaptiveLoss(TableLoss):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any
     ) -> None:
-        # PyTorch itself names what is missing or is not a tensor.
-        found = {
-            name: state_dict[prefix + name]
-            for name in self._limits()
-            if isinstance(state_dict.get(prefix + name), Tensor)
-        }
-        for name, saved in found.items():
-            self._check_saved(name, saved)
-        for name, saved in found.items():
+        saved = {}
+        for name in self._limits():
+            tensor = state_dict.get(prefix + name)
+            # PyTorch itself names what is missing or is not a tensor.
+            if isinstance(tensor, Tensor):
+                self._check_saved(name, tensor)
+                saved[name] = tensor
+        for name, tensor in saved.items():
             # The number of classes is known only after the first update.
-            if saved.shape != self.get_buffer(name).shape:
-                setattr(self, name, torch.zeros(saved.shape, dtype=torch.float64))
+            if tensor.shape != self.get_buffer(name).shape:
+                setattr(self, name, torch.zeros(tensor.shape, dtype=torch.float64))
         super()._load_from_state_dict(state_dict, prefix, *args)
         if bool(self.accuracies.isfinite().any()):  # It is the table of an update.
             self.expect_updates()
@@ -155,29 +163,24 @@ class AdaptiveLoss(TableLoss):
         """Raise unless an update of this loss can have written this buffer."""
         own = self.get_buffer(name)
         low, high = self._limits()[name]
-        has_any_length = name == "class_gaps" and saved.dim() == 1
-        got = f"shape {tuple(saved.shape)}, {saved.dtype}"
-        fits = saved.shape == own.shape or has_any_length
-        fits = fits and saved.is_floating_point()
-        if fits:
-            inside = (saved >= low - _ROUNDING) & (saved <= high + _ROUNDING)
-            if name == "accuracies":  # That of an empty bin is NaN.
-                inside |= saved.isnan()
-            if name == "edges":
-                inside[1:] &= saved.diff() >= 0
-            fits = bool(inside.all())
-            got = few(saved[~inside].tolist())
         kind = "rising numbers" if name == "edges" else "numbers"
-        requirement = f"have shape {tuple(own.shape)} and {kind} in [{low:g}, {high:g}]"
-        check(
-            fits,
-            f"{name} of the saved table of {self.name} to {requirement}",
-            got,
-            f"load the table of a loss with {self.hyperparameters}",
-        )
+        requirement = f"{name} of the saved table of {self.name} to have shape {tuple(own.shape)} "
+        requirement += f"and {kind} in [{low:g}, {high:g}]"
+        way_out = f"load the table of a loss with {self.hyperparameters}"
+        fits = saved.shape == own.shape or (name == "class_gaps" and saved.dim() == 1)
+        fits = fits and saved.is_floating_point()
+        check(fits, requirement, f"shape {tuple(saved.shape)}, {saved.dtype}", way_out)
+        inside = (saved >= low - _ROUNDING) & (saved <= high + _ROUNDING)
+        if name == "accuracies":  # That of an empty bin is NaN.
+            inside |= saved.isnan()
+        if name == "edges":
+            inside[1:] &= saved.diff() >= 0
+        outside = few(saved[~inside].tolist())
+        check(bool(inside.all()), requirement, outside, way_out)
 
     def log_values(self) -> dict[str, float]:
-        """Return the table as numbers to log: `calibration_gap_00`, ..., `edge_00`, ... and so on."""
+        """Return the table as numbers to log: `calibration_gap_00`, ..., `edge_00`, ... and so
+        on."""
         found = {}
         for name, shown in LOG_NAMES.items():
             if name in self._buffers:
@@ -190,7 +193,8 @@ class AdaptiveLoss(TableLoss):
         return edges[1:-1], values
 
     def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveLoss:
-        """Apply `.to()`, `.half()` and similar methods to the weights of classes and labels only, not to the table."""
+        """Apply `.to()`, `.half()` and similar methods to the weights of classes and labels only,
+        not to the table."""
         table = {
             name: self._buffers.pop(name)
             for name in [*self._buffers]
@@ -202,7 +206,8 @@ class AdaptiveLoss(TableLoss):
 
 
 class AdaFocalLoss(AdaptiveLoss):
-    """The update gamma * exp(+-lambda * gap), which changes sign at +-switch, within [gamma_min, gamma_max]."""
+    """The update gamma * exp(+-lambda * gap), which changes sign at +-switch, within [gamma_min,
+    gamma_max]."""
 
     gammas: Tensor
 
@@ -216,8 +221,9 @@ class AdaFocalLoss(AdaptiveLoss):
         self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
     ) -> dict[str, Tensor]:
         switch = self._values.get("switch", 0.0)
-        # With a gamma near 0 the loss is cross entropy, and the bin switches to the other loss. At exactly 0 the
-        # paper's Algorithm 1 takes the focal branch and switches; the paper's code would remain focal.
+        # With a gamma near 0 the loss is cross entropy, and the bin switches to the other loss. At
+        # exactly 0 the paper's Algorithm 1 takes the focal branch and switches; the paper's code
+        # would remain focal.
         sign = torch.ones_like(gaps).where(self.gammas >= 0, -1)
         grown = self.gammas * torch.exp(self._values["update_rate"] * sign * gaps)
         crossed = -switch * sign
@@ -231,7 +237,8 @@ class AdaFocalLoss(AdaptiveLoss):
 
 
 class CalFocalLoss(AdaFocalLoss):
-    """The update gamma = exp(lambda * gap), without memory; for a gamma per sample the formula reads accuracies."""
+    """The update gamma = exp(lambda * gap), without memory; for a gamma per sample the formula
+    reads accuracies."""
 
     def _sources(self) -> tuple[Tensor, ...]:
         per_sample = self._values["per_sample"]
@@ -245,7 +252,8 @@ class CalFocalLoss(AdaFocalLoss):
 
 
 class GapTableLoss(AdaptiveLoss):
-    """A weight that moves with `progress` from 1 to the mean of three gaps; `bin_gaps` are of equal-width bins."""
+    """A weight that moves with `progress` from 1 to the mean of three gaps; `bin_gaps` are of
+    equal-width bins."""
 
     bin_gaps: Tensor
     class_gaps: Tensor
@@ -258,48 +266,49 @@ class GapTableLoss(AdaptiveLoss):
         }
 
     def _fitted(
-        self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
+        self,
+        gaps: Tensor,
+        predictions: tuple[Tensor, Tensor],
+        *,
+        class_gaps: Any,
+        progress: Any,
     ) -> dict[str, Tensor]:
-        got = ", ".join(f"{name}={value}" for name, value in given.items())
+        is_given = class_gaps is not None and progress is not None
         requirement = f"class_gaps and progress to be given to {self.name}"
-        is_given = all(value is not None for value in given.values())
+        got = f"class_gaps={class_gaps}, progress={progress}"
         check(is_given, requirement, got, "pass both")
-        fitted = {name: _on_cpu(value) for name, value in given.items()}
-        progress = fitted["progress"]
-        requirement = "progress to be in [0, 1]"
+        done = _on_cpu(progress)
+        is_share = bool(0 <= done <= 1)
         way_out = "pass epochs done / epochs in all"
-        check(bool(0 <= progress <= 1), requirement, given["progress"], way_out)
-        of_class = fitted["class_gaps"]
+        check(is_share, "progress to be in [0, 1]", progress, way_out)
+        of_class = _on_cpu(class_gaps)
         fits = of_class.dim() == 1 and len(of_class) > 0
         fits = fits and bool(of_class.isfinite().all())
         requirement = "class_gaps to be (C,) finite numbers"
         check(fits, requirement, of_class.tolist(), "pass one per class")
         edges = torch.linspace(0, 1, len(gaps) + 1, dtype=torch.float64)
         edges[0] = -1  # a confidence of 0 is in the first bin
-        return {"bin_gaps": _in_bins(edges, *predictions)["gaps"], **fitted}
+        bin_gaps = _in_bins(edges, *predictions)["gaps"]
+        return {"bin_gaps": bin_gaps, "class_gaps": of_class, "progress": done}
 
     def _limits(self) -> dict[str, tuple[float, float]]:
         finite = (-sys.float_info.max, sys.float_info.max)
         own = {"bin_gaps": (-1.0, 1.0), "class_gaps": finite, "progress": (0.0, 1.0)}
         return super()._limits() | own
 
-    def _check(self, logits: Tensor, labels: Tensor) -> bool:
-        multi_label = super()._check(logits, labels)
-        fits = len(self.class_gaps) in (0, logits.shape[-1])
+    def _check_number_of_classes(self, n_classes: int) -> None:
+        super()._check_number_of_classes(n_classes)
+        got = len(self.class_gaps)
         requirement = "class_gaps to have one entry for each class of the logits"
-        check(
-            fits,
-            requirement,
-            len(self.class_gaps),
-            "update the loss with those of its own model",
-        )
-        return multi_label
+        way_out = "update the loss with those of its own model"
+        check(got in (0, n_classes), requirement, got, way_out)
 
     def arguments(self, ce: Tensor) -> dict[str, Any]:
         return {"table": self, **self._values}
 
     def weight(self, p: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-        """The weights (N,) of the examples of one batch with probabilities p of their labels (N,)."""
+        """The weights (N,) of the examples of one batch with probabilities p of their labels
+        (N,)."""
         if len(self.class_gaps) == 0:
             return torch.ones_like(p)
         n_bins = len(self.bin_gaps)
@@ -323,7 +332,8 @@ class GapTableLoss(AdaptiveLoss):
 
 
 def _equal_masses(confidences: Tensor, n_bins: int) -> Tensor:
-    """The edges (M + 1,), interpolated between the sorted confidences (N,) as in the papers' code."""
+    """The edges (M + 1,), interpolated between the sorted confidences (N,) as in the papers'
+    code."""
     ordered = confidences.sort().values
     last = len(ordered) - 1
     position = torch.arange(n_bins + 1, dtype=torch.float64) * (len(ordered) / n_bins)
@@ -333,10 +343,10 @@ def _equal_masses(confidences: Tensor, n_bins: int) -> Tensor:
 
 
 def _in_bins(edges: Tensor, confidences: Tensor, correct: Tensor) -> dict[str, Tensor]:
-    """Counts, gaps (mean confidence minus accuracy; 0 if empty) and accuracies (NaN if empty) of bins (low, high]."""
-    index = (
-        torch.searchsorted(edges, confidences) - 1
-    )  # Duplicate edges give an empty bin.
+    """Counts, gaps (mean confidence minus accuracy; 0 if empty) and accuracies (NaN if empty) of
+    bins (low, high]."""
+    # Duplicate edges give an empty bin.
+    index = torch.searchsorted(edges, confidences) - 1
     inside = index >= 0
     added = torch.stack([torch.ones_like(confidences), confidences, correct])[:, inside]
     counts, of_confidence, of_correct = edges.new_zeros(3, len(edges) - 1).index_add_(
@@ -362,7 +372,8 @@ def _check_predictions(confidences: Tensor, correct: Tensor) -> None:
     requirement = "confidences and correct to be two (N,) vectors, N >= 1"
     check(fits, requirement, got, "pass one entry per held-out example")
     for name, values in (("confidences", confidences), ("correct", correct)):
-        outside = ~((values >= 0) & (values <= 1))  # This is also True for NaN.
+        # This is also True for NaN.
+        outside = ~((values >= 0) & (values <= 1))
         row = int(outside.int().argmax())
         got = f"{values[row].item()} in row {row} ({int(outside.sum())} such)"
         way_out = "pass probabilities, not logits; NaN means the model's logits are NaN"
@@ -377,21 +388,13 @@ def _check_gammas(
     switch: float = 0.0,
     **others: Any,
 ) -> None:
-    got = f"gamma_min={gamma_min}, gamma_max={gamma_max}, switch={switch}"
+    way_out = "widen the gammas' range"
     fits = gamma_min <= -switch and switch <= gamma_max
-    check(
-        fits,
-        "switch to lie within -gamma_min and gamma_max",
-        got,
-        "widen the gammas' range",
-    )
+    got = f"gamma_min={gamma_min}, gamma_max={gamma_max}, switch={switch}"
+    check(fits, "switch to lie within -gamma_min and gamma_max", got, way_out)
     fits = gamma_min <= gamma_init <= min(gamma_max, LARGEST_GAMMA)
-    check(
-        fits,
-        "gamma_init to lie in [gamma_min, gamma_max]",
-        gamma_init,
-        "widen the gammas' range",
-    )
+    requirement = "gamma_init to lie in [gamma_min, gamma_max]"
+    check(fits, requirement, gamma_init, way_out)
     warn_of_inverse_gamma(-gamma_min)
 
 
@@ -414,23 +417,29 @@ def adafocal(
 ):
     r"""AdaFocal: focal loss with a gamma per confidence bin, fitted to held-out predictions during training.
 
-    The gamma of a bin grows if its held-out predictions are over-confident, and falls if they are under-confident.
-    Unlike `focal`, the loss has no gamma to choose, but it needs a calibration split.
+    The gamma of a bin grows if its held-out predictions are over-confident, and falls if they are
+    under-confident. Unlike `focal`, the loss has no gamma to choose, but it needs a calibration
+    split.
 
     $$L = \begin{cases} -(1 - p_y)^{\gamma} \log p_y & \gamma \ge 0 \\
         -(1 + p_y)^{|\gamma|} \log p_y & \gamma < 0 \end{cases} \qquad
         \gamma_b \leftarrow \gamma_b \exp(\pm\lambda (C_b - A_b))$$
 
-    where $C_b$ is the mean held-out confidence and $A_b$ the accuracy of bin b; the sign is that of $\gamma_b$.
+    where $C_b$ is the mean held-out confidence and $A_b$ the accuracy of bin b; the sign is that of
+    $\gamma_b$.
 
     Args:
-        n_bins: number M of bins, >= 1, with equally many held-out predictions; p_y selects the bin. As in the authors'
-            code, bins are (low, high] in the update, without the smallest confidence, and [low, high) in training.
+        n_bins: number M of bins, >= 1, with equally many held-out predictions; p_y selects the bin.
+            As in the authors' code, bins are (low, high] in the update, without the smallest
+            confidence, and [low, high) in training.
         update_rate: λ >= 0.
         gamma_init: γ of all bins before the first update, in [gamma_min, gamma_max].
-        gamma_max: upper limit of γ, >= switch; `math.inf` for no limit (in files "inf"), as in appendix N.3.
-        gamma_min: lower limit of γ, <= -switch. It warns below -3.59; below -21 float16 gradients may be infinite.
-        switch: S_th >= 0. A bin with |γ| < S_th switches to the other loss, and its γ becomes ∓S_th.
+        gamma_max: upper limit of γ, >= switch; `math.inf` for no limit (in files "inf"), as in
+            appendix N.3.
+        gamma_min: lower limit of γ, <= -switch. It warns below -3.59; below -21 float16 gradients
+            may be infinite.
+        switch: S_th >= 0. A bin with |γ| < S_th switches to the other loss, and its γ becomes
+            ∓S_th.
 
     Example:
         >>> loss = adafocal(n_bins=2)
@@ -465,17 +474,19 @@ def ada_dual_focal(
 ):
     r"""AdaDualFocal: dual focal loss with a gamma per bin of the label's margin over its rival.
 
-    It adapts like `adafocal`, with the same $C_b$ and $A_b$, but gamma and weight depend on the margin p_y - q_j of
-    `dual_focal`, and gamma is never negative.
+    It adapts like `adafocal`, with the same $C_b$ and $A_b$, but gamma and weight depend on the
+    margin p_y - q_j of `dual_focal`, and gamma is never negative.
 
     $$L = -(1 - p_y + q_j)^{\gamma_b} \log p_y, \qquad \gamma_b \leftarrow \gamma_b \exp(\lambda (C_b - A_b))$$
 
     Args:
-        n_bins: number M of bins, >= 1. As in the authors' code, the margin selects a bin of held-out confidences:
+        n_bins: number M of bins, >= 1. As in the authors' code, the margin selects a bin of
+            held-out confidences:
             every margin below the second edge is in the first bin.
         update_rate: λ >= 0.
-        gamma_init: γ of all bins before the first update, in [0, gamma_max]. The authors' γ and λ on CIFAR-10: 6 and 2
-            (ResNet-50, the defaults), 7 and 2 (ResNet-110), 6 and 1 (DenseNet-121), 5 and 0.1 (Wide ResNet).
+        gamma_init: γ of all bins before the first update, in [0, gamma_max]. The authors' γ and λ
+            on CIFAR-10: 6 and 2 (ResNet-50, the defaults), 7 and 2 (ResNet-110), 6 and 1
+            (DenseNet-121), 5 and 0.1 (Wide ResNet).
         gamma_max: upper limit of γ, >= 0; `math.inf` for no limit.
 
     Example:
@@ -502,8 +513,8 @@ def calfocal(
 ):
     r"""CalFocal: focal loss whose gamma is the exponential of the held-out calibration gap.
 
-    The paper's intermediate step towards `adafocal`, with the same $C_b$ and $A_b$. Gamma has no memory, so it varies
-    with the gaps; it is never negative. The authors published no code for it.
+    The paper's intermediate step towards `adafocal`, with the same $C_b$ and $A_b$. Gamma has no
+    memory, so it varies with the gaps; it is never negative. The authors published no code for it.
 
     $$L = -(1 - p_y)^{\gamma} \log p_y, \qquad \gamma = \exp(\lambda (C_b - A_b))
         \quad\text{or}\quad \exp(\lambda (p_y - A_b))$$
@@ -547,17 +558,20 @@ def ece_ce(
 ):
     r"""ECE-CE: cross entropy weighted by the held-out calibration gaps of the example's bins and class.
 
-    The weight is the miscalibration of similar predictions; that of `bsce_gra` is the uncertainty of the prediction
-    itself. Like `adafocal`, the loss needs a calibration split; before the first update it is cross entropy.
+    The weight is the miscalibration of similar predictions; that of `bsce_gra` is the uncertainty
+    of the prediction itself. Like `adafocal`, the loss needs a calibration split; before the first
+    update it is cross entropy.
 
     $$L = -w \log p_y, \qquad w = (1 - t) + \frac{t}{3} (|g_b| + |g_m| + 2 g_y)$$
 
-    where t is the fraction of the training that is done, $g_b$ the gap of the equal-width bin of p_y, $g_m$ that of the
-    equal-mass bin of its rank in the batch, and $g_y$ the classwise calibration error of the label.
+    where t is the fraction of the training that is done, $g_b$ the gap of the equal-width bin of
+    p_y, $g_m$ that of the equal-mass bin of its rank in the batch, and $g_y$ the classwise
+    calibration error of the label.
 
     Args:
-        n_bins: number M of bins, >= 1, as in `adafocal`; p_y = 1 is in no bin. The rank is that of the authors' code
-            (the paper has no formula): in a batch with fewer examples than bins, all are in the last bin.
+        n_bins: number M of bins, >= 1, as in `adafocal`; p_y = 1 is in no bin. The rank is that of
+            the authors' code (the paper has no formula): in a batch with fewer examples than bins,
+            all are in the last bin.
 
     Example:
         >>> loss = ece_ce(n_bins=2)

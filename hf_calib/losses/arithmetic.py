@@ -1,7 +1,8 @@
 """The arithmetic of formulas: operators, and these functions of the numbers of rows.
 
-The formula of a row's loss uses nothing else, so that its source means the same with any library that has functions of
-these names; here they are PyTorch's. CE is the cross entropy of the label, p its probability, log_p = -CE.
+The formula of a row's loss uses nothing else, so that its source means the same with any library
+that has functions of these names; here they are PyTorch's. CE is the cross entropy of the label, p
+its probability, log_p = -CE.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# A cross entropy from here on is that of a label which is masked, by -inf or by the least number of its dtype.
+# A cross entropy from here on is that of a label which is masked, by -inf or by the least number of
+# its dtype.
 IMPOSSIBLE = 1e30
 
 # (N,) float32 or float64, or one float for all rows.
@@ -63,7 +65,8 @@ def power_of(base: Tensor, exponent: Numbers) -> Tensor:
 
 
 def two_powers(base: Tensor, exponent: Numbers) -> tuple[Tensor, Tensor]:
-    """base ** exponent as `power_of`, and base ** (exponent - 1), which is finite and is not differentiated."""
+    """base ** exponent as `power_of`, and base ** (exponent - 1), which is finite and is not
+    differentiated."""
     if isinstance(exponent, Tensor) or exponent < 1:
         base = base.clamp_min(tiny(base))
         power = base.pow(exponent)
@@ -84,7 +87,8 @@ def possible(log_p: Tensor) -> Tensor:
 
 
 def weighted(ce: Tensor, weight: Tensor) -> Tensor:
-    """weight * CE. Where the label is impossible, the weight has no derivative: the gradient is cross entropy's."""
+    """weight * CE. Where the label is impossible, the weight has no derivative: the gradient is
+    cross entropy's."""
     if weight.requires_grad:
         weight = torch.where(ce < IMPOSSIBLE, weight, weight.detach())
     return weight * ce

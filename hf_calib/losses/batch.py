@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
 """Cross entropy with a penalty that couples the batch: MMCE, soft-binned ECE, kernel-density ECE, MDCA, AvUC.
 
-A formula gets the numbers of all rows of the micro-batch, or with the trainer's `gather_batch=True` of those of all
-processes, and returns the penalty. `counts` is 1, or 0 for a row that is ignored.
+A formula gets the numbers of all rows of the micro-batch, or with the trainer's `gather_batch=True`
+of those of all processes, and returns the penalty. `counts` is 1, or 0 for a row that is ignored.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def mmce(
 ):
     r"""MMCE: cross entropy plus the maximum mean calibration error of the batch.
 
-    The calibration error uses a kernel on the confidences instead of bins. It needs O(N log N) time and O(N) memory;
-    `kde_ece` needs O(N^2). The kernel has a kink at equal confidences, so a pair that ties has no gradient.
+    The calibration error uses a kernel on the confidences instead of bins. It needs O(N log N) time
+    and O(N) memory; `kde_ece` needs O(N^2). The kernel has a kink at equal confidences, so a pair
+    that ties has no gradient.
 
     $$L = \mathrm{CE} + \lambda\, \mathrm{MMCE}, \qquad
         \mathrm{MMCE}^2 = \frac{1}{N^2} \sum_{i,j} (c_i - r_i)(c_j - r_j) \exp(-|r_i - r_j| / 0.4)$$
@@ -64,18 +65,20 @@ def mmce(
     where r is the confidence, and c is 1 if the predicted class is correct and 0 otherwise.
 
     Args:
-        mmce_weight: λ >= 0; at 0 the loss is cross entropy. The default is ours: the 2 of the papers' scripts is
-            for `authors_code=True`, and prevents models from learning otherwise.
-        variant: "weighted" averages over correct and wrong predictions separately, so that the rarer kind counts
-            equally (0 if all are correct or all are wrong); "plain" is the equation above.
-        authors_code: follow the authors' code, which divides the weighted form by the number of pairs once more and
-            takes no root of the plain form.
+        mmce_weight: λ >= 0; at 0 the loss is cross entropy. The default is ours: the 2 of the
+            papers' scripts is for `authors_code=True`, and prevents models from learning otherwise.
+        variant: "weighted" averages over correct and wrong predictions separately, so that the
+            rarer kind counts equally (0 if all are correct or all are wrong); "plain" is the
+            equation above.
+        authors_code: follow the authors' code, which divides the weighted form by the number of
+            pairs once more and takes no root of the plain form.
 
     Example:
         >>> mmce()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(1.0475)
     """
-    # Two kinds of rows, (2, N): correct and wrong ones. Their errors are c - r, whose derivative by r is -1.
+    # Two kinds of rows, (2, N): correct and wrong ones. Their errors are c - r, whose derivative by
+    # r is -1.
     kinds = torch.stack([correct, 1 - correct]) * counts
     errors = kinds * (correct - confidence)
     near, growth = _kernel_products(confidence, errors)
@@ -90,7 +93,9 @@ def mmce(
             weights = weights / (pairs + 1e-5)
         # It is 0 if all predictions are of one kind.
         scale = mmce_weight * (pairs.amin() > 0)
-    # squared = sum over two kinds k and l of weights_kl errors_k K errors_l
+    # squared = sum over two kinds k and l of weights_kl errors_k K errors_l. It depends on r_i by
+    # the errors of row i, whose derivative is -1 for its kind, and by row and column i of the
+    # symmetric K, so both come twice.
     of_pairs = weights @ near
     squared = (of_pairs * errors).sum()
     slope = 2 * (weights @ growth * errors - of_pairs * kinds).sum(0)
@@ -121,8 +126,8 @@ def _sorted_kernel_products(
 ) -> tuple[Tensor, Tensor]:
     """The same in O(N log N) time and O(N) memory.
 
-    For rising confidences K_ij is exp(r_i / h) exp(-r_j / h) on one side of the diagonal and its inverse on the other,
-    so the products are cumulative sums.
+    For rising confidences K_ij is exp(r_i / h) exp(-r_j / h) on one side of the diagonal and its
+    inverse on the other, so the products are cumulative sums.
     """
     rising, order = confidence.sort()
     errors = errors[:, order]
@@ -173,42 +178,58 @@ def soft_ece(
 
     $$L = \mathrm{CE} + \lambda \sqrt{\sum_b \frac{|b|}{N} (A_b - C_b)^2}$$
 
-    where $A_b$ is the accuracy and $C_b$ the mean confidence of bin b with centre $m_b$. A confidence r belongs to bin
-    b by the share $\mathrm{softmax}_b(-(r - m_b)^2 / T)$.
+    where $A_b$ is the accuracy and $C_b$ the mean confidence of bin b with centre $m_b$. A
+    confidence r belongs to bin b by the share $\mathrm{softmax}_b(-(r - m_b)^2 / T)$.
 
     Args:
         ece_weight: λ >= 0; at 0 the loss is cross entropy.
         n_bins: number M of bins, >= 1.
-        variant: "sb_ece" is the equation. "dece" has the L1 norm, the memberships of a soft decision tree, and a soft
-            correctness from the rank of the label, with the constants of the authors' code. The authors train on DECE
-            alone; here it is added to cross entropy.
-        bin_temperature: T > 0 of the memberships (t_b in DECE); with a smaller T the bins are harder.
+        variant: "sb_ece" is the equation. "dece" has the L1 norm, the memberships of a soft
+            decision tree, and a soft correctness from the rank of the label, with the constants of
+            the authors' code. The authors train on DECE alone; here it is added to cross entropy.
+        bin_temperature: T > 0 of the memberships (t_b in DECE); with a smaller T the bins are
+            harder.
         rank_sharpness: t_a > 0 of DECE's soft rank; "sb_ece" does not use it.
 
     Example:
         >>> soft_ece()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(1.1653)
     """
-    index = torch.arange(n_bins, device=confidence.device, dtype=confidence.dtype)
     if variant == "sb_ece":
-        closeness = -(confidence[:, None] - (index + 0.5) / n_bins).square()
-        members = torch.softmax(closeness / bin_temperature, dim=1)
+        members = _members_by_distance(confidence, n_bins, bin_temperature)
         accuracy = correct
     else:
-        ramps = confidence[:, None] * (index + 1) - (index / n_bins).cumsum(0)
-        members = torch.softmax(ramps / bin_temperature, dim=1)
-        # This is the authors' smoothing with their constant.
-        members = (members + 1e-6) / (1 + (n_bins + 1) * 1e-6)
+        members = _members_by_tree(confidence, n_bins, bin_temperature)
         lead = log_probs.exp() - torch.exp(-ce)[:, None]
-        # The rank of the label is subtracted: the number of classes above it, where the label itself counts 1/2.
+        # The rank of the label is subtracted from 2: the number of classes above it plus 1, where
+        # the sum already has 1/2 for the label itself.
         accuracy = (1.5 - torch.sigmoid(rank_sharpness * lead).sum(1)).clamp_min(0)
     counted = members * counts[:, None]
     size = counted.sum(0)
     gap = counted.T @ (accuracy - confidence) / size.clamp_min(tiny(size))
     shares = size / counts.sum().clamp_min(1)
     if variant == "sb_ece":
+        # The gradient of a root at 0 is infinite.
         return ece_weight * ((shares * gap.square()).sum() + _EPSILON).sqrt()
     return ece_weight * (shares * gap.abs()).sum()
+
+
+def _members_by_distance(confidence, n_bins, temperature):
+    """The share (N, M) with which a confidence belongs to a bin, by its distance from the bin's
+    centre."""
+    index = torch.arange(n_bins, device=confidence.device, dtype=confidence.dtype)
+    centre = (index + 0.5) / n_bins
+    closeness = -(confidence[:, None] - centre).square()
+    return torch.softmax(closeness / temperature, dim=1)
+
+
+def _members_by_tree(confidence, n_bins, temperature):
+    """The same by the soft decision tree of DECE, whose ramps cross at the edges of the bins."""
+    index = torch.arange(n_bins, device=confidence.device, dtype=confidence.dtype)
+    ramps = confidence[:, None] * (index + 1) - (index / n_bins).cumsum(0)
+    members = torch.softmax(ramps / temperature, dim=1)
+    # This is the authors' smoothing with their constant.
+    return (members + 1e-6) / (1 + (n_bins + 1) * 1e-6)
 
 
 def _of_points(kind: str, **values: Any) -> list[Statistic]:
@@ -238,20 +259,23 @@ def kde_ece(
 ):
     r"""KDE-XE: cross entropy plus a kernel-density estimate of the calibration error of the batch.
 
-    The accuracy at each confidence r (c = 1 if the predicted class is correct) is estimated from the other examples,
-    without bins. The time is O(N^2); `mmce` needs O(N log N). The kernel is computed in blocks of rows.
+    The accuracy at each confidence r (c = 1 if the predicted class is correct) is estimated from
+    the other examples, without bins. The time is O(N^2); `mmce` needs O(N log N). The kernel is
+    computed in blocks of rows.
 
     $$L = \mathrm{CE} + \frac{\lambda}{N} \sum_i
         \left| \frac{\sum_{j \ne i} k(r_i; r_j)\, c_j}{\sum_{j \ne i} k(r_i; r_j)} - r_i \right|$$
 
-    where k is the density of Beta(r_j / h + 1, (1 - r_j) / h + 1) at r_i. With kind="canonical", p and $e_y$ replace r
-    and c, in an L1 norm, with the density of Dirichlet(p_j / h + 1); this needs several (N, C) arrays.
+    where k is the density of Beta(r_j / h + 1, (1 - r_j) / h + 1) at r_i. With kind="canonical", p
+    and $e_y$ replace r and c, in an L1 norm, with the density of Dirichlet(p_j / h + 1); this needs
+    several (N, C) arrays.
 
     Args:
         kde_weight: λ >= 0; at 0 the loss is cross entropy.
         bandwidth: h > 0 of the kernel.
-        kind: "top_label", or "canonical" as in both papers. Both equal `hf_calib.metrics.kde_calibration_error` of the
-            batch, or 0 for one example. Points are kept 1e-6 away from 0 and 1, where the authors' code has NaN.
+        kind: "top_label", or "canonical" as in both papers. Both equal
+            `hf_calib.metrics.kde_calibration_error` of the batch, or 0 for one example. Points are
+            kept 1e-6 away from 0 and 1, where the authors' code has NaN.
 
     Example:
         >>> kde_ece()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
@@ -276,8 +300,9 @@ def _kernel_means(
 ) -> Tensor:
     """Means of the other examples' outcomes (N, K), weighted by a kernel around each of the points (N, C).
 
-    The kernel is the density of Dirichlet(point_j / h + 1) at point_i; for C = 2 that is the Beta kernel. For a large
-    batch, its (N, N) weights are computed in blocks of rows, and again in the backward pass.
+    The kernel is the density of Dirichlet(point_j / h + 1) at point_i; for C = 2 that is the Beta
+    kernel. For a large batch, its (N, N) weights are computed in blocks of rows, and again in the
+    backward pass.
     """
     # The logarithm of the kernel is not finite at 0 and 1.
     points = points.clamp(1e-6, 1 - 1e-6)
@@ -325,8 +350,9 @@ def mdca(
 ):
     r"""MDCA: cross entropy or focal loss plus the gap between mean probabilities and class frequencies of the batch.
 
-    The penalty covers every class; that of `mmce` covers the predicted class only. It is of little use in batches with
-    fewer rows than there are classes. It needs memory for several (N, C) arrays.
+    The penalty covers every class; that of `mmce` covers the predicted class only. It is of little
+    use in batches with fewer rows than there are classes. It needs memory for several (N, C)
+    arrays.
 
     $$L = (1 - p_y)^\gamma\, \mathrm{CE} + \frac{\lambda}{C} \sum_j
         \Bigl| \frac{1}{N} \sum_i p_{ij} - \frac{1}{N} \sum_i [y_i = j] \Bigr|$$
@@ -366,16 +392,19 @@ def avuc(
 ):
     r"""AvUC: cross entropy plus a penalty on uncertain correct predictions and on certain wrong predictions.
 
-    It makes the entropy separate correct from wrong predictions, which helps abstention more than calibration.
+    It makes the entropy separate correct from wrong predictions, which helps abstention more than
+    calibration.
 
     $$L = \mathrm{CE} + \lambda \log \Bigl(1 + \frac{n_{AU} + n_{IC}}{n_{AC} + n_{IU}}\Bigr)$$
 
-    A row with confidence r and entropy u counts r if it is accurate (A) and 1 - r if it is inaccurate (I). This is
-    multiplied by 1 - tanh u if the row is certain (C), and by tanh u if it is uncertain (U). A row is uncertain if u is
-    above a threshold, the midpoint of the mean entropies of the accurate and of the inaccurate rows of the batch.
+    A row with confidence r and entropy u counts r if it is accurate (A) and 1 - r if it is
+    inaccurate (I). This is multiplied by 1 - tanh u if the row is certain (C), and by tanh u if it
+    is uncertain (U). A row is uncertain if u is above a threshold, the midpoint of the mean
+    entropies of the accurate and of the inaccurate rows of the batch.
 
     Args:
-        avuc_weight: λ >= 0. The default and the batch's own threshold are ours; the authors' is of the last epoch.
+        avuc_weight: λ >= 0. The default and the batch's own threshold are ours; the authors' is of
+            the last epoch.
 
     Example:
         >>> avuc()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
@@ -401,9 +430,9 @@ def avuc(
 def all_gather_rows(rows: list[Tensor]) -> tuple[list[Tensor], int]:
     """Concatenate (N,) vectors and (N, C) matrices over the processes; return them and the number of processes.
 
-    N may differ between processes; shorter rows are filled up with zeros. Every process then computes the same value
-    from the rows. The gradient of a process's own slice is summed over the processes, so it is the full gradient after
-    DDP has averaged it.
+    N may differ between processes; shorter rows are filled up with zeros. Every process then
+    computes the same value from the rows. The gradient of a process's own slice is summed over the
+    processes, so it is the full gradient after DDP has averaged it.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return rows, 1

@@ -2,20 +2,22 @@
 
     logits -> numbers of each row -> formula -> value and slopes -> gradient
 
-The slopes are the derivatives of a row's value by its numbers, which the formula returns with the value. So the
-gradient is made in the forward pass, without a graph of autograd, and the backward pass multiplies it by a number.
-Large matrices are computed in blocks of rows that stay in the cache. With kernels, the gradient is made in the
-backward pass, because a second reading of the memory of a GPU costs less than a matrix that waits.
+The slopes are the derivatives of a row's value by its numbers, which the formula returns with the
+value. So the gradient is made without a graph of autograd, on one of three paths: `in_one_block`
+for few logits, `in_blocks` of rows that stay in the cache for many, and `by_kernels` on a GPU. A
+path returns the value, and what it leaves to the backward
+pass: the gradient itself, which waits for the slope of the value (`MadeGradient`), or what makes it
+once that is known (`KeptSlopes`, `fused.KernelRows`).
 
-`plain` is the same by autograd, from the formula's value alone. It is the definition, and serves `torch.compile`,
-`torch.func` and gradients of gradients.
+`plain` is the same by autograd, from the formula's value alone. It is the definition, and serves
+`torch.compile`, `torch.func`, gradients of gradients and many slopes at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,13 +29,15 @@ from hf_calib.losses.statistics.definitions import wide
 if TYPE_CHECKING:
     from hf_calib.losses.loss import CalibrationLoss
 
-# A block of this many elements stays in a core's cache; on an accelerator it only limits the scratch memory.
+# A block of this many elements stays in a core's cache; on an accelerator it only limits the
+# scratch memory.
 CPU_BLOCK_ELEMENTS = 2**18
 DEVICE_BLOCK_ELEMENTS = 2**24
 
 
 def is_traced() -> bool:
-    """Whether `torch.compile` or a transform of `torch.func` is active; both need plain operations."""
+    """Whether `torch.compile` or a transform of `torch.func` is active; both need plain
+    operations."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
@@ -41,15 +45,15 @@ def is_traced() -> bool:
 class Reduction:
     """What the rows of a call add to its value: the sum of shares * values of rows, plus scale * penalty of the batch.
 
-    Shares (N,) contain the class weights and the divisor, and are 0 for ignored rows. Without `summed` each row has a
-    value of its own. `counts` (N,) is False for ignored rows; it is None if there are known to be none.
+    Shares (N,) contain the class weights and the divisor, and are 0 for ignored rows. Without
+    `summed` each row has a value of its own. `counts` (N,) is False for ignored rows; it is None if
+    there are known to be none.
     """
 
     loss: CalibrationLoss
     shares: Tensor
     scale: Tensor | None
     summed: bool
-    class_weights: Tensor | None
     counts: Tensor | None = None
 
     def value(self, numbers: Sequence[Any]) -> Tensor:
@@ -81,14 +85,6 @@ class Reduction:
             by_rows = by_rows + by_ce
         return total + penalty * self.scale, [by_rows, *slopes]
 
-    def of_rows(self, rows: slice) -> Reduction:
-        return replace(self, shares=self.shares[rows])
-
-    def times(self, slope: Tensor) -> Reduction:
-        """The same with its value multiplied by the slope."""
-        scale = None if self.scale is None else self.scale * slope
-        return replace(self, shares=self.shares * slope, scale=scale)
-
 
 def scaled(slope: Tensor | float, factor: Tensor) -> Tensor | None:
     """A formula's derivative times a factor for each row; None if it is 0 for all rows."""
@@ -105,16 +101,19 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
     if is_traced():
         return plain(logits, labels, reduction)
     loss = reduction.loss
-    has_kernels = fused.takes(logits, loss.reads, reduction.class_weights)
-    if is_one_block(logits) and not has_kernels:
+    path = in_blocks
+    if fused.takes(logits, loss):
+        path = by_kernels
+    elif is_one_block(logits):
+        path = in_one_block
         # Autograd would have to differentiate the replacement of ignored rows, too.
-        has_few_operations = loss.few_operations and reduction.counts is None
+        has_few_operations = loss.entry.few_operations and reduction.counts is None
         # For a formula by autograd, a graph within the graph would take longer.
-        if loss.by_autograd or has_few_operations:
+        if loss.entry.by_autograd or has_few_operations:
             return plain(logits, labels, reduction)
         # Autograd casts the gradient back.
         logits = logits.to(wide(logits))
-    value: Tensor = _Loss.apply(logits, labels, reduction, has_kernels)
+    value: Tensor = _Loss.apply(logits, labels, reduction, path)
     return value
 
 
@@ -134,7 +133,8 @@ def plain(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
 
 
 def small_block(z: Tensor, labels: Tensor, reduction: Reduction) -> Block:
-    """The rows as one block, with logits of 0 if they are ignored, which may be NaN; their shares are 0."""
+    """The rows as one block, with logits of 0 if they are ignored, which may be NaN; their shares
+    are 0."""
     counts = reduction.counts
     if counts is not None:
         z = torch.where(counts[:, None], z, reduction.shares[:, None])
@@ -142,136 +142,162 @@ def small_block(z: Tensor, labels: Tensor, reduction: Reduction) -> Block:
         z,
         labels,
         reduction.loss.reads,
-        reduction.class_weights,
+        reduction.loss.class_weights,
         all_count=counts is None,
     )
 
 
 class _Loss(torch.autograd.Function):
-    """The value, whose gradient is made in the forward pass where it can be."""
+    """The value by a path, which also returns what is known of the gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, reduction: Reduction, kernels: bool
+        ctx: Any, logits: Tensor, labels: Tensor, reduction: Reduction, path: Path
     ) -> Tensor:
         ctx.save_for_backward(logits, labels)
         ctx.reduction = reduction
-        ctx.gradient = None
-        ctx.block = None
-        has_gradient = ctx.needs_input_grad[0]
-        ctx.kernels = kernels
-        if kernels:
-            return _by_kernels(ctx, logits, labels, reduction)
-        # 16 bits would be too coarse for a gradient that is not scaled yet.
-        can_be_now = logits.dtype == wide(logits)
-        if is_one_block(logits):
-            block: Any = small_block(logits, labels, reduction)
-        else:
-            target = None
-            if has_gradient and can_be_now:
-                target = empty_gradient(logits)
-            blocks = RowBlocks(logits, labels, reduction, target)
-            if is_block_by_block(reduction.loss, target):
-                ctx.gradient = target
-                return blocks.block_by_block()
-            block = blocks.read()
-        if not has_gradient:
-            return reduction.value(block.numbers)
-        value, slopes = reduction.value_and_slopes(block.numbers)
-        if can_be_now:
-            ctx.gradient = block.gradient(slopes)
-        else:
-            ctx.block = block
-            ctx.slopes = slopes
+        ctx.path = path
+        value, ctx.pending = path(logits, labels, reduction, ctx.needs_input_grad[0])
         return value
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = ctx.gradient
-        if gradient is None or torch.is_grad_enabled():
-            return _made_later(ctx, slope), None, None, None
-        # It is scaled in place. A second backward pass makes it again.
-        ctx.gradient = None
-        if not ctx.reduction.summed:
-            gradient.mul_(slope[:, None])
-        elif not is_one(slope):
-            gradient.mul_(slope)
-        return gradient, None, None, None
+        pending = ctx.pending
+        # It is used once: a gradient is scaled in place, and blocks become the gradient.
+        ctx.pending = None
+        # The first is create_graph=True, the second is_grads_batched=True.
+        are_many = torch._C._functorch.is_legacy_batchedtensor(slope)
+        by_operations = torch.is_grad_enabled() or are_many
+        if isinstance(pending, MadeGradient) and not by_operations:
+            return pending.gradient(slope), None, None, None
+        # This raises an error if logits or labels have been changed in place.
+        logits, labels = ctx.saved_tensors
+        with torch.autocast(slope.device.type, enabled=False):
+            if by_operations:
+                gradient = _by_autograd(logits, labels, ctx.reduction, slope)
+                return gradient, None, None, None
+            if pending is None:  # an earlier backward pass has used it
+                _, pending = ctx.path(logits, labels, ctx.reduction, True)
+            return pending.gradient(slope), None, None, None
 
 
-def _by_kernels(
-    ctx: Any, logits: Tensor, labels: Tensor, reduction: Reduction
+def _by_autograd(
+    logits: Tensor, labels: Tensor, reduction: Reduction, slope: Tensor
 ) -> Tensor:
-    """The value by kernels, which write the gradient of a small matrix in the same launch."""
-    block = fused.KernelBlock(logits, labels, reduction.loss.reads)
-    has_gradient = ctx.needs_input_grad[0]
-    if reduction.loss.row_formula is None:
-        numbers = block.numbers()
-        if not has_gradient:
-            return reduction.value(numbers)
-        ctx.block = block
-        value, ctx.slopes = reduction.value_and_slopes(numbers)
-        return value
-    # 16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large matrix takes longer
-    # than to read the logits again, as longer rows are.
+    """The gradient of the definition, which can be differentiated if gradients are enabled."""
+    has_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        value = plain(logits, labels, reduction)
+        (gradient,) = torch.autograd.grad(value, logits, slope, create_graph=has_graph)
+    return gradient
+
+
+# ---- What the forward pass leaves to the backward pass: a gradient, or what makes one for a slope ----
+
+
+class Pending(Protocol):
+    def gradient(self, slope: Tensor) -> Tensor:
+        """The gradient (n, C) for the slope of the value, (), or of the values of the rows,
+        (n,)."""
+
+
+@dataclass(eq=False)
+class MadeGradient:
+    """The gradient for a slope of 1, which is scaled in place."""
+
+    matrix: Tensor
+
+    def gradient(self, slope: Tensor) -> Tensor:
+        if slope.dim() == 1:
+            return self.matrix.mul_(slope[:, None])
+        return self.matrix if is_one(slope) else self.matrix.mul_(slope)
+
+
+@dataclass(eq=False)
+class KeptSlopes:
+    """Rows, and the slopes by their numbers, of logits of 16 bits, which are too coarse for a
+    gradient to be scaled."""
+
+    rows: Block | RowBlocks
+    slopes: Slopes
+
+    def gradient(self, slope: Tensor) -> Tensor:
+        slopes = [None if own is None else own * slope for own in self.slopes]
+        return self.rows.gradient(slopes)
+
+
+# ---- The paths: the value, and what is left to the backward pass if there is one ----
+
+Path = Callable[[Tensor, Tensor, Reduction, bool], tuple[Tensor, Pending | None]]
+
+
+def by_kernels(
+    logits: Tensor, labels: Tensor, reduction: Reduction, has_gradient: bool
+) -> tuple[Tensor, Pending | None]:
+    """A kernel writes the gradient of a small matrix together with the values; it is made later otherwise.
+
+    16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large
+    matrix takes longer than to read the logits again, as longer rows are.
+    """
+    loss = reduction.loss
+    formula = loss.row_formula
+    assert formula is not None
+    arguments = loss.arguments(reduction.shares)
+    rows = fused.KernelRows(logits, labels, formula, loss.reads, arguments)
     is_short = logits.shape[1] <= fused.LONGEST_BLOCK
     is_small = is_one_block(logits)
-    if has_gradient and is_short and is_small and logits.dtype == torch.float32:
-        ctx.gradient = empty_gradient(logits)
-    elif has_gradient:
-        ctx.block = block
-    values = block.values(
-        reduction.loss, reduction.shares, ctx.gradient, ctx.block is not None
-    )
-    if ctx.block is not None:
-        ctx.slopes = block.slopes
-    return values.sum() if reduction.summed else values
-
-
-def _made_later(ctx: Any, slope: Tensor) -> Tensor:
-    """The gradient of a value whose forward pass has made none, or whose gradient will be differentiated."""
-    if ctx.block is not None and not torch.is_grad_enabled():
-        # This raises an error if logits or labels have been changed in place.
-        _ = ctx.saved_tensors
-        if ctx.kernels:
-            found: Tensor = ctx.block.gradient(ctx.slopes, slope)
-            return found
-        slopes = [None if own is None else own * slope for own in ctx.slopes]
-        gradient: Tensor = ctx.block.gradient(slopes)
-        return gradient
-    with torch.autocast(slope.device.type, enabled=False):
-        return _made_again(ctx, slope)
-
-
-def _made_again(ctx: Any, slope: Tensor) -> Tensor:
-    """The gradient of a value whose forward pass is over; by autograd if it will be differentiated."""
-    logits, labels = ctx.saved_tensors
-    reduction = ctx.reduction
-    if torch.is_grad_enabled():  # create_graph=True
-        value = plain(logits, labels, reduction)
-        (gradient,) = torch.autograd.grad(value, logits, slope, create_graph=True)
-        return gradient
-    reduction = reduction.times(slope)
-    if ctx.kernels:
-        kernels = fused.KernelBlock(logits, labels, reduction.loss.reads)
-        gradient = empty_gradient(logits)
-        kernels.values(reduction.loss, reduction.shares, gradient, keeps=False)
-        return gradient
-    if is_one_block(logits):
-        block: Any = small_block(logits, labels, reduction)
+    pending: Pending | None = None
+    if not has_gradient:
+        values = rows.values(reduction.shares)
+    elif is_short and is_small and logits.dtype == torch.float32:
+        target = empty_gradient(logits)
+        values = rows.values(reduction.shares, gradient=target)
+        pending = MadeGradient(target)
     else:
-        gradient = empty_gradient(logits)
-        blocks = RowBlocks(logits, labels, reduction, gradient)
-        if is_block_by_block(reduction.loss, gradient):
-            blocks.block_by_block()
-            return gradient
-        block = blocks.read()
-    _, slopes = reduction.value_and_slopes(block.numbers)
-    return block.gradient(slopes)
+        values = rows.values(reduction.shares, keeps_slopes=True)
+        pending = rows
+    return values.sum() if reduction.summed else values, pending
+
+
+def in_one_block(
+    logits: Tensor, labels: Tensor, reduction: Reduction, has_gradient: bool
+) -> tuple[Tensor, Pending | None]:
+    """Few operations, each of which costs more than its numbers."""
+    block = small_block(logits, labels, reduction)
+    return _of_all_rows(block, logits, reduction, has_gradient)
+
+
+def in_blocks(
+    logits: Tensor, labels: Tensor, reduction: Reduction, has_gradient: bool
+) -> tuple[Tensor, Pending | None]:
+    """Blocks of rows that stay in the cache, whose gradients are written to one matrix."""
+    target = None
+    if has_gradient and is_wide(logits):
+        target = empty_gradient(logits)
+    rows = RowBlocks(logits, labels, reduction, target)
+    return _of_all_rows(rows, logits, reduction, has_gradient)
+
+
+def _of_all_rows(
+    rows: Block | RowBlocks, logits: Tensor, reduction: Reduction, has_gradient: bool
+) -> tuple[Tensor, Pending | None]:
+    """One formula for the numbers of all rows."""
+    if not has_gradient:
+        return reduction.value(rows.numbers), None
+    value, slopes = reduction.value_and_slopes(rows.numbers)
+    if is_wide(logits):
+        return value, MadeGradient(rows.gradient(slopes))
+    return value, KeptSlopes(rows, slopes)
+
+
+def is_wide(logits: Tensor) -> bool:
+    """Whether the logits have the dtype of the computation."""
+    return logits.dtype == wide(logits)
 
 
 def is_one(slope: Tensor) -> bool:
-    """Whether a slope is known to be 1. A look at it costs less than a pass over the gradient, except on a device."""
+    """Whether a slope is known to be 1. A look at it costs less than a pass over the gradient,
+    except on a device."""
     return slope.is_cpu and slope.item() == 1
 
 
@@ -287,11 +313,9 @@ def empty_gradient(logits: Tensor) -> Tensor:
 class RowBlocks:
     """A large matrix in blocks of rows, with the interface of `Block` and one formula for the numbers of all rows.
 
-    That takes fewer operations than a formula for each block. The probabilities of a block wait in `target`, which
-    becomes the gradient; in 16 bits, and next to statistics that are matrices, they are computed again.
+    That takes fewer operations than a formula for each block. The probabilities of a block wait in
+    `target`, which becomes the gradient; in 16 bits they are computed again.
     """
-
-    numbers: list[Any]
 
     def __init__(
         self,
@@ -304,68 +328,41 @@ class RowBlocks:
         self._labels = labels
         self._reduction = reduction
         self._target = target
-        self._can_wait = target is not None and target.dtype == wide(logits)
-        self._read: list[CacheBlock | None] = []
+        self._read: list[CacheBlock] = []
         size = rows_per_block(logits)
         starts = range(0, len(logits), size)
         self._parts = [slice(start, start + size) for start in starts]
-
-    def read(self) -> RowBlocks:
-        """Find the numbers of all rows."""
-        has_matrix = _has_matrix(self._reduction.loss)
         found = []
         for rows in self._parts:
             block = self._block(rows)
             found.append(block.numbers)
-            self._read.append(None if has_matrix else block)
-            if not self._can_wait:
+            # A matrix would be in memory twice.
+            del block.numbers
+            if target is None:
                 block.forget()
-            del block
+            self._read.append(block)
         self.numbers = [_joined(own) for own in zip(*found, strict=True)]
-        return self
 
     def gradient(self, slopes: Slopes) -> Tensor:
         whole = self._target
         if whole is None:
             whole = empty_gradient(self._logits)
         for rows, block in zip(self._parts, self._read, strict=True):
-            if block is None:
-                block = self._block(rows)
-            elif not self._can_wait:
+            if self._target is None:
                 block.read(self._wide_logits(rows), None)
             own = [None if slope is None else slope[rows] for slope in slopes]
             _write(whole[rows], block.gradient(own))
             block.forget()
         return whole
 
-    def block_by_block(self) -> Tensor:
-        """The value, with a formula for each block, whose gradient is written to `target` if it is given."""
-        values = []
-        for rows in self._parts:
-            block = self._block(rows)
-            own = self._reduction.of_rows(rows)
-            if self._target is None:
-                values.append(own.value(block.numbers))
-            else:
-                value, slopes = own.value_and_slopes(block.numbers)
-                values.append(value)
-                _write(self._target[rows], block.gradient(slopes))
-            # Otherwise two blocks would be in memory.
-            del block
-        is_scalar = self._reduction.summed
-        return torch.stack(values).sum() if is_scalar else torch.cat(values)
-
     def _block(self, rows: slice) -> CacheBlock:
         reduction = self._reduction
-        place = None
-        if self._target is not None and self._can_wait:
-            place = self._target[rows]
         return CacheBlock(
             self._wide_logits(rows),
             self._labels[rows],
             reduction.loss.reads,
-            reduction.class_weights,
-            place,
+            reduction.loss.class_weights,
+            None if self._target is None else self._target[rows],
             all_count=reduction.counts is None,
         )
 
@@ -375,21 +372,6 @@ class RowBlocks:
         if counts is None:
             return z
         return counted_logits(z, counts[rows], self._reduction.shares[rows])
-
-
-def is_block_by_block(loss: CalibrationLoss, target: Tensor | None) -> bool:
-    """Whether the formula is computed for each block, and a gradient with it.
-
-    It is for numbers that are matrices, and for logits that are read again while they are in the cache.
-    """
-    if loss.needs_all_rows:
-        return False
-    reads_logits = any(statistic.reads_logits for statistic in loss.reads)
-    return _has_matrix(loss) or (reads_logits and target is not None)
-
-
-def _has_matrix(loss: CalibrationLoss) -> bool:
-    return any(statistic.is_matrix for statistic in loss.reads)
 
 
 def counted_logits(z: Tensor, counts: Tensor, shares: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 # mypy: disable-error-code="no-untyped-def"
 r"""Losses of single rows, each a formula of the row's numbers: its value, and its derivative by each of them.
 
-In a formula ce is the cross entropy CE of the label, and p = exp(-CE) its probability, so dp/dCE = -p. The gradient by
-the logits follows from the numbers' own, which `statistics` computes.
+In a formula ce is the cross entropy CE of the label, and p = exp(-CE) its probability, so dp/dCE =
+-p. The gradient by the logits follows from the numbers' own, which `statistics` computes.
 
-$p_y$ is the probability of the label; $e_y$ is 1 at the label and 0 elsewhere. A loss is proper if its expectation is
-lowest at the true probabilities; here only cross entropy and the Brier score are. docs/papers/index.md has the papers.
+$p_y$ is the probability of the label; $e_y$ is 1 at the label and 0 elsewhere. A loss is proper if
+its expectation is lowest at the true probabilities; here only cross entropy and the Brier score
+are. docs/papers/index.md has the papers.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from hf_calib.losses.statistics.definitions import (
     Constant,
     Entropy,
     LogitNorm,
-    LogProbs,
+    MeanExcess,
     MeanLogProb,
     OtherPowers,
     Rival,
@@ -55,11 +56,13 @@ MAX_INVERSE_GAMMA = 3.59
 
 
 def warn_of_inverse_gamma(gamma: float) -> None:
-    """Warn, when a loss is made, of an inverse focal gamma whose gradient lowers the probability of some labels."""
+    """Warn, when a loss is made, of an inverse focal gamma whose gradient lowers the probability of
+    some labels."""
     if gamma > MAX_INVERSE_GAMMA:
         message = f"The inverse focal gamma is {gamma}, above {MAX_INVERSE_GAMMA}. From there on the gradient "
         message += f"pushes labels down whose probability is near 0.28. Use {MAX_INVERSE_GAMMA} or less."
-        # The callers are the check of the loss, the entry's `make`, and the constructor or `make_loss`.
+        # The callers are the check of the loss, the entry's `make`, and the constructor or
+        # `make_loss`.
         warnings.warn(message, stacklevel=5)
 
 
@@ -78,8 +81,8 @@ def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
 def cross_entropy(ce):
     r"""Cross entropy: the baseline to beat, followed by a post-hoc calibrator such as `TemperatureScaling`.
 
-    It equals `F.cross_entropy` of class indices and needs less time and memory for large logits. After long training
-    the model is over-confident, which `focal` and similar losses counteract.
+    It equals `F.cross_entropy` of class indices and needs less time and memory for large logits.
+    After long training the model is over-confident, which `focal` and similar losses counteract.
 
     $$L = -\log p_y$$
 
@@ -98,8 +101,9 @@ def cross_entropy(ce):
 def label_smoothing(ce, mean_log_prob, *, smoothing: Share = 0.05):
     r"""Label smoothing: cross entropy with labels that give a share ε to all classes equally.
 
-    It is the simplest way to limit over-confidence, and is the same for every example; `focal` depends on p_y. As in
-    PyTorch, ε / C also goes to the label, and class weights multiply the log p_j of their classes.
+    It is the simplest way to limit over-confidence, and is the same for every example; `focal`
+    depends on p_y. As in PyTorch, ε / C also goes to the label, and class weights multiply the log
+    p_j of their classes.
 
     $$L = -(1 - \varepsilon) \log p_y - \frac{\varepsilon}{C} \sum_j \log p_j$$
 
@@ -123,8 +127,9 @@ def label_smoothing(ce, mean_log_prob, *, smoothing: Share = 0.05):
 def brier(ce, others):
     r"""Brier score: the squared distance of the probabilities from the label.
 
-    It is proper like `cross_entropy`, but bounded by 2: outliers and wrong labels count for less, and learning is slow
-    if the model is confidently wrong. In a multi-label problem the loss of a decision is (p - y)^2.
+    It is proper like `cross_entropy`, but bounded by 2: outliers and wrong labels count for less,
+    and learning is slow if the model is confidently wrong. In a multi-label problem the loss of a
+    decision is (p - y)^2.
 
     $$L = \lVert p - e_y \rVert_2^2 = \sum_j (p_j - [j = y])^2$$
 
@@ -142,7 +147,8 @@ def brier(ce, others):
 def focal_term(ce, log_p, base, gamma):
     """The value w CE with the weight w = base^γ, and its derivative by CE, for base = 1 - p or 1 + p.
 
-    Both have d base / dCE = 1 - base. Therefore dw/dCE = γ base^(γ - 1) (1 - base) = γ (base^(γ - 1) - w).
+    Both have d base / dCE = 1 - base. Therefore
+    dw/dCE = γ base^(γ - 1) (1 - base) = γ (base^(γ - 1) - w).
     """
     weight, lower = two_powers(base, gamma)
     # By the product rule, w + CE dw/dCE.
@@ -154,10 +160,10 @@ def focal_term(ce, log_p, base, gamma):
 def focal(ce, *, gamma: NonNegative = 3.0):
     r"""Focal loss: cross entropy with a lower weight for examples whose label is already probable.
 
-    It is the usual first choice against over-confidence in long runs. After short fine-tuning the model is
-    under-confident, which a temperature corrects. `dual_focal` also uses the rival class; `adafocal` adapts gamma.
-    With γ = 3, two classes and a posterior of 0.7 the minimum is at 0.558. For γ < 1 the gradient at p_y = 1 is its
-    limit 0; in the authors' code it is NaN.
+    It is the usual first choice against over-confidence in long runs. After short fine-tuning the
+    model is under-confident, which a temperature corrects. `dual_focal` also uses the rival class;
+    `adafocal` adapts gamma. With γ = 3, two classes and a posterior of 0.7 the minimum is at 0.558.
+    For γ < 1 the gradient at p_y = 1 is its limit 0; in the authors' code it is NaN.
 
     $$L = -(1 - p_y)^\gamma \log p_y$$
 
@@ -177,8 +183,9 @@ def focal(ce, *, gamma: NonNegative = 3.0):
 def focal_gra(ce, *, gamma: NonNegative = 3.0):
     r"""FL-GRA: cross entropy whose gradient is scaled by the weight of `focal`.
 
-    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
-    probability. With gamma = 3, two classes and a posterior of 0.7 the limit is 0.553, 1 / (1 + (3/7)^(1/4)).
+    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers
+    the label's probability. With gamma = 3, two classes and a posterior of 0.7 the limit is 0.553,
+    1 / (1 + (3/7)^(1/4)).
 
     $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
 
@@ -217,13 +224,15 @@ def flsd(
 ):
     r"""FLSD-53: focal loss with a larger gamma for improbable labels.
 
-    Gamma is a fixed function of p_y. `adafocal` fits it to held-out predictions; `focal` has one gamma for all.
+    Gamma is a fixed function of p_y. `adafocal` fits it to held-out predictions; `focal` has one
+    gamma for all.
 
     $$L = -(1 - p_y)^\gamma \log p_y, \qquad \gamma = 5 \text{ for } p_y < 0.2, \text{ otherwise } 3$$
 
     Args:
-        thresholds: the values of p_y at which gamma changes and the weight jumps: numbers in [0, 1], strictly rising.
-            An interval contains its lower end. The authors' code has `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
+        thresholds: the values of p_y at which gamma changes and the weight jumps: numbers in [0,
+            1], strictly rising. An interval contains its lower end. The authors' code has
+            `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
         gammas: γ >= 0 for each interval, one more than thresholds.
 
     Example:
@@ -250,15 +259,14 @@ def flsd_gra(
 ):
     r"""FLSD-GRA: cross entropy whose gradient is scaled by the weight of `flsd`.
 
-    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
-    probability.
+    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers
+    the label's probability.
 
     $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
 
     Args:
-        thresholds: the values of p_y at which gamma changes and the weight jumps: numbers in [0, 1], strictly rising.
-            An interval contains its lower end. The authors' code has `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
-        gammas: γ >= 0 for each interval, one more than thresholds.
+        thresholds: as of `flsd`.
+        gammas: as of `flsd`.
 
     Example:
         >>> flsd_gra()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -278,13 +286,15 @@ def flsd_gra(
 def inverse_focal(ce, *, gamma: NonNegative = 2.0):
     r"""Inverse focal loss: cross entropy with a higher weight for examples whose label is probable.
 
-    It is the opposite of `focal`, for models that end under-confident, or whose over-confidence a post-hoc calibrator
-    corrects. `adafocal` switches a bin to this loss if its held-out predictions are under-confident.
+    It is the opposite of `focal`, for models that end under-confident, or whose over-confidence a
+    post-hoc calibrator corrects. `adafocal` switches a bin to this loss if its held-out predictions
+    are under-confident.
 
     $$L = -(1 + p_y)^\gamma \log p_y$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy. Above 3.59 it warns: the gradient changes sign near p_y = 0.28.
+        gamma: γ >= 0; at 0 the loss is cross entropy. Above 3.59 it warns: the gradient changes
+            sign near p_y = 0.28.
 
     Example:
         >>> inverse_focal(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -319,16 +329,19 @@ def dual_focal(
 ):
     r"""Dual focal loss (DFL): focal loss whose weight depends on the label's margin over its rival.
 
-    The weight of `focal` depends on p_y only, which leads to under-confidence. As in the authors' code, q_j has a
-    gradient, classes that tie with the label are not rivals, and q_j is 0 if no class is below the label. Classes are
-    compared by logits, because small probabilities underflow into ties. The loss jumps when the label's rank changes.
+    The weight of `focal` depends on p_y only, which leads to under-confidence. As in the authors'
+    code, q_j has a gradient, classes that tie with the label are not rivals, and q_j is 0 if no
+    class is below the label. Classes are compared by logits, because small probabilities underflow
+    into ties. The loss jumps when the label's rank changes.
 
     $$L = -(1 - p_y + q_j)^\gamma \log p_y, \qquad q_j = \max \{ p_i : p_i < p_y \}$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy. Tao et al. use 5 for ResNet-50 on CIFAR, and 2.3 to 6.1 in all.
-        rival: definition of q_j (Table 4). Among the classes below the label: "next" (Eq. 3), "second", "third", or a
-            mean: "mean2", "mean3", "mean_all". Or a number in [0, 1), the paper's "fixed dual logit".
+        gamma: γ >= 0; at 0 the loss is cross entropy. Tao et al. use 5 for ResNet-50 on CIFAR, and
+            2.3 to 6.1 in all.
+        rival: definition of q_j (Table 4). Among the classes below the label: "next" (Eq. 3),
+            "second", "third", or a mean: "mean2", "mean3", "mean_all". Or a number in [0, 1), the
+            paper's "fixed dual logit".
 
     Example:
         >>> dual_focal(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
@@ -349,15 +362,14 @@ def dual_focal_gra(
 ):
     r"""DFL-GRA: cross entropy whose gradient is scaled by the weight of `dual_focal`.
 
-    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
-    probability.
+    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers
+    the label's probability.
 
     $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy. Tao et al. use 5 for ResNet-50 on CIFAR, and 2.3 to 6.1 in all.
-        rival: definition of q_j (Table 4). Among the classes below the label: "next" (Eq. 3), "second", "third", or a
-            mean: "mean2", "mean3", "mean_all". Or a number in [0, 1), the paper's "fixed dual logit".
+        gamma: as of `dual_focal`.
+        rival: as of `dual_focal`.
 
     Example:
         >>> dual_focal_gra(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
@@ -381,21 +393,23 @@ def bsce(
 ):
     r"""BSCE: cross entropy weighted by the generalised Brier score of the whole prediction.
 
-    The weight of `focal` depends only on 1 - p_y; this weight also depends on the distribution over the other classes.
-    `bsce_gra`, the paper's proposal, treats the weight as a constant.
+    The weight of `focal` depends only on 1 - p_y; this weight also depends on the distribution over
+    the other classes. `bsce_gra`, the paper's proposal, treats the weight as a constant.
 
     $$L = -u \log p_y, \qquad u = \lVert p - e_y \rVert_\beta^\gamma$$
 
     Args:
         gamma: γ >= 0; at 0 the loss is cross entropy.
-        norm: order β >= 1 of the vector norm, as in the authors' code. Its default is 1, where u is 2^γ times the focal
-            weight. The paper's Eq. 11 has a sum of scalar norms, on which β has no effect; `norm=gamma` computes it.
+        norm: order β >= 1 of the vector norm, as in the authors' code. Its default is 1, where u is
+            2^γ times the focal weight. The paper's Eq. 11 has a sum of scalar norms, on which β has
+            no effect; `norm=gamma` computes it.
 
     Example:
         >>> bsce(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.1751)
     """
-    # u = s^(γ / β) with s = sum_{j != y} p_j^β + (1 - p)^β, and d(1 - p)^β / dCE = β (1 - p)^(β - 1) p.
+    # u = s^(γ / β) with s = sum_{j != y} p_j^β + (1 - p)^β, and
+    # d(1 - p)^β / dCE = β (1 - p)^(β - 1) p.
     log_p = -ce
     rest = -expm1(log_p)
     of_label, lower = two_powers(rest, norm)
@@ -420,15 +434,14 @@ def bsce_gra(
 ):
     r"""BSCE-GRA: cross entropy whose gradient is scaled by the weight of `bsce`.
 
-    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's
-    probability.
+    The weight w is treated as a constant, so the gradient is not that of the value. It never lowers
+    the label's probability.
 
     $$L = -w \log p_y, \qquad \frac{\partial L}{\partial z} = w\, (p - e_y)$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy.
-        norm: order β >= 1 of the vector norm, as in the authors' code. Its default is 1, where u is 2^γ times the focal
-            weight. The paper's Eq. 11 has a sum of scalar norms, on which β has no effect; `norm=gamma` computes it.
+        gamma: as of `bsce`.
+        norm: as of `bsce`.
 
     Example:
         >>> bsce_gra(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -454,16 +467,18 @@ def focal_calibration(
 ):
     r"""Focal calibration loss (FCL): focal loss plus the Brier score.
 
-    The Brier term moves the minimum towards the posterior: with two classes, γ = 3 and a posterior of 0.7 it is at
-    0.598 for λ = 0.5 and at 0.683 for λ = 10. The authors' (γ, λ), with ResNet-50 on images: CIFAR-10 (4, 1.5),
-    CIFAR-100 (2, 0.5), Tiny-ImageNet (3, 0.5), 20 Newsgroups (5, 4.5), AG News (4, 3), FinSen (4, 4).
+    The Brier term moves the minimum towards the posterior: with two classes, γ = 3 and a posterior
+    of 0.7 it is at 0.598 for λ = 0.5 and at 0.683 for λ = 10. The authors' (γ, λ), with ResNet-50
+    on images: CIFAR-10 (4, 1.5), CIFAR-100 (2, 0.5), Tiny-ImageNet (3, 0.5), 20 Newsgroups (5,
+    4.5), AG News (4, 3), FinSen (4, 4).
 
     $$L = -(1 - p_y)^\gamma \log p_y + \lambda \lVert p - e_y \rVert_2^2$$
 
     Args:
         gamma: γ >= 0.
         brier_weight: λ >= 0; a larger λ reduces under-confidence; at 0 the loss is `focal`.
-        distance: "l2", the squared Euclidean distance, or "l1" (A.15), the sum of absolute differences.
+        distance: "l2", the squared Euclidean distance, or "l1" (A.15), the sum of absolute
+            differences.
 
     Example:
         >>> focal_calibration()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -489,13 +504,15 @@ def focal_calibration(
 def entropy_regularized(ce, entropy, *, entropy_weight: NonNegative = 0.1):
     r"""Entropy regularisation (confidence penalty): cross entropy minus a multiple of the entropy of p.
 
-    `label_smoothing` moves every class towards 1 / C; this loss hardly changes classes whose probability is nearly 0.
-    With a = γ it is at most the focal loss, for every γ >= 0 (the comparison study, Theorem 2).
+    `label_smoothing` moves every class towards 1 / C; this loss hardly changes classes whose
+    probability is nearly 0. With a = γ it is at most the focal loss, for every γ >= 0 (the
+    comparison study, Theorem 2).
 
     $$L = -\log p_y - a\, H(p), \qquad H(p) = -\sum_j p_j \log p_j$$
 
     Args:
-        entropy_weight: a >= 0; at 0 the loss is cross entropy, above 0 it can be negative. The default is ours.
+        entropy_weight: a >= 0; at 0 the loss is cross entropy, above 0 it can be negative. The
+            default is ours.
 
     Example:
         >>> entropy_regularized(entropy_weight=0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -518,12 +535,14 @@ def logit_norm(
 ):
     r"""Logit norm: cross entropy plus the norm of the logits, which keeps the logits and the confidence small.
 
-    A shift of all logits changes this loss; `entropy_regularized` depends only on the probabilities.
+    A shift of all logits changes this loss; `entropy_regularized` depends only on the
+    probabilities.
 
     $$L = -\log p_y + a\, \lVert z \rVert_p$$
 
     Args:
-        norm_weight: a >= 0; at 0 the loss is cross entropy. The default and the mean over a batch are ours.
+        norm_weight: a >= 0; at 0 the loss is cross entropy. The default and the mean over a batch
+            are ours.
         p: order of the norm, >= 1. A masked logit (-inf) counts as 0.
 
     Example:
@@ -536,48 +555,44 @@ def logit_norm(
 @loss(
     source="Liu et al. 2022 (MbLS), Eq. 8",
     # 0 times an infinite distance would be NaN.
-    reads=lambda margin_weight, margin: [LogProbs()] if margin_weight else [],
-    by_autograd=True,
+    reads=lambda margin_weight, margin: [
+        MeanExcess(margin) if margin_weight else Constant(0.0)
+    ],
 )
 def mbls(
     ce,
-    log_probs=None,
+    excess,
     *,
     margin_weight: NonNegative = 0.1,
     margin: NonNegative = 10.0,
 ):
     r"""MbLS (margin-based label smoothing): cross entropy plus the excess of logit distances over a margin.
 
-    `label_smoothing` reduces all distances between logits; this loss reduces only distances above the margin, so a
-    model may still be confident. It needs memory for several (N, C) arrays in addition to the logits.
+    `label_smoothing` reduces all distances between logits; this loss reduces only distances above
+    the margin, so a model may still be confident.
 
     $$L = -\log p_y + \frac{a}{C} \sum_j \max(0,\, \max_k z_k - z_j - m)$$
 
     Args:
         margin_weight: a >= 0; at 0 the loss is cross entropy.
-        margin: m >= 0; the authors use 6 to 10. With 0 the loss acts like label smoothing. A masked class (-inf) has
-            no distance and is not counted in C.
+        margin: m >= 0; the authors use 6 to 10. With 0 the loss acts like label smoothing. A masked
+            class (-inf) has no distance and is not counted in C.
 
     Example:
         >>> mbls(margin=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor(0.1769)
     """
-    if log_probs is None:
-        return ce
-    masked = log_probs == -torch.inf
-    # The differences of the log-probabilities are those of the logits.
-    distance = log_probs.amax(1, keepdim=True) - log_probs.masked_fill(masked, 0)
-    excess = torch.relu(distance - margin).masked_fill(masked, 0)
-    return ce + margin_weight * excess.sum(1) / (~masked).sum(1)
+    return ce + margin_weight * excess, 1.0, margin_weight
 
 
 @loss(source="Wu et al. 2025 (DFT), Eq. 9")
 def dft(ce):
     r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
 
-    Use it to fine-tune a strong language model on answers that it could have given itself: improbable tokens hardly
-    count, whereas `focal_gra` gives them the largest weight. The gradient is that of `power(exponent=1)` and moves all
-    probability to the most probable class. The loss of a label with logit -inf is 0, not infinity.
+    Use it to fine-tune a strong language model on answers that it could have given itself:
+    improbable tokens hardly count, whereas `focal_gra` gives them the largest weight. The gradient
+    is that of `power(exponent=1)` and moves all probability to the most probable class. The loss of
+    a label with logit -inf is 0, not infinity.
 
     $$L = -\mathrm{sg}(p_y) \log p_y \qquad \text{(sg stops the gradient)}$$
 
@@ -594,14 +609,15 @@ def dft(ce):
 def power(ce, *, exponent: Positive = 1.0):
     r"""Power loss: one minus a power of the label's probability, between cross entropy and the probability.
 
-    The larger the exponent, the less an improbable label counts. Use it for wrong labels, or to fine-tune a model with
-    a strong prior. The minimum is sharper than the posterior η: for a < 1, p is proportional to η^(1 / (1 - a)); for
-    a >= 1 all probability goes to the most probable class.
+    The larger the exponent, the less an improbable label counts. Use it for wrong labels, or to
+    fine-tune a model with a strong prior. The minimum is sharper than the posterior η: for a < 1, p
+    is proportional to η^(1 / (1 - a)); for a >= 1 all probability goes to the most probable class.
 
     $$L = \frac{1 - p_y^a}{a}$$
 
     Args:
-        exponent: a > 0. Near 0 the loss is cross entropy; 1 is 1 - p_y, whose gradient is that of `dft`.
+        exponent: a > 0. Near 0 the loss is cross entropy; 1 is 1 - p_y, whose gradient is that of
+            `dft`.
 
     Example:
         >>> power()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))

@@ -1,4 +1,5 @@
-"""Hyperparameters of the losses, which a formula declares by annotations: types of this file, `Literal` or `bool`."""
+"""Hyperparameters of the losses, which a formula declares by annotations: types of this file,
+`Literal` or `bool`."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MOST_BINS = 10_000  # More bins have no examples.
 
 @dataclass(frozen=True)
 class Hyperparameter:
-    """A hyperparameter of a loss: its range in words, such as "be a finite number and >= 0", and its default."""
+    """A hyperparameter of a loss: its range in words, such as "be a finite number and >= 0", and
+    its default."""
 
     requirement: str
     read: Callable[[Any], Any]  # It raises TypeError or ValueError.
@@ -26,7 +28,8 @@ class Hyperparameter:
     default: Any = None
 
     def parse(self, value: Any) -> Any:
-        """Return the value in the hyperparameter's type; raise TypeError or ValueError if it is out of range."""
+        """Return the value in the hyperparameter's type; raise TypeError or ValueError if it is out
+        of range."""
         parsed = self.read(value)
         if not self.holds(parsed):
             raise ValueError
@@ -35,7 +38,12 @@ class Hyperparameter:
 
 def _real(value: Any) -> Any:
     """The number in Python's type; raise for a text and for True, which would count as 1."""
-    plain = value.item() if hasattr(value, "item") else value
+    plain = value
+    if hasattr(value, "item"):
+        try:
+            plain = value.item()
+        except RuntimeError as error:  # a tensor of several numbers
+            raise TypeError from error
     if isinstance(plain, bool) or not isinstance(plain, Real):
         raise TypeError
     return plain
@@ -53,7 +61,8 @@ def _number_or_infinity(value: Any) -> float:
 
 
 def numbers_of(value: Any) -> tuple[float, ...]:
-    """The finite numbers of a sequence or array; raise TypeError or ValueError for anything else."""
+    """The finite numbers of a sequence or array; raise TypeError or ValueError for anything
+    else."""
     # Only the keys of a mapping would be read, a set has no order, and bytes are codes.
     if isinstance(value, Mapping | Set | bytes):
         raise TypeError
@@ -117,7 +126,8 @@ def _declared(annotation: Any) -> Hyperparameter:
 
 
 def hyperparameters_of(formula: Callable[..., Any]) -> dict[str, Hyperparameter]:
-    """The hyperparameters that a formula declares: its keyword-only arguments that have a default."""
+    """The hyperparameters that a formula declares: its keyword-only arguments that have a
+    default."""
     annotations = get_type_hints(formula, include_extras=True)
     found = {}
     for each in inspect.signature(formula).parameters.values():

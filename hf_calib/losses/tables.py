@@ -15,7 +15,8 @@ from hf_calib.losses.loss import CalibrationLoss
 
 
 class _Copy(NamedTuple):
-    """A table on a device, and the tensors that it was made from, whose ids no others have while they live."""
+    """A table on a device, and the tensors that it was made from, whose ids no others have while
+    they live."""
 
     table: Table
     sources: tuple[Tensor, ...]
@@ -33,7 +34,8 @@ class _Copy(NamedTuple):
 
 
 class TableLoss(CalibrationLoss):
-    """A loss with a table on the CPU in float64, of which its formula gets a copy like the logits."""
+    """A loss with a table on the CPU in float64, of which its formula gets a copy like the
+    logits."""
 
     _copy: _Copy | None = None
 
@@ -51,7 +53,8 @@ class TableLoss(CalibrationLoss):
             # The least value would have to be read from a tensor.
             table = Table(edges.to(ce), values.to(ce), -math.inf)
             return {"table": table, **self._values}
-        # The table is copied once after each change, because a copy to a device costs more than the formula.
+        # The table is copied once after each change, because a copy to a device costs more than the
+        # formula.
         if self._copy is None or not self._copy.is_of(self._sources(), ce):
             edges, values = self._bins()
             table = Table(edges.to(ce), values.to(ce), float(values.min()))

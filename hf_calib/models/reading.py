@@ -112,9 +112,7 @@ class Reading:
     """Options for reading the columns of rows, and the batch size."""
 
     text_column: str = option("Column of texts, or of lists of tokens.", "text")
-    text_pair_column: str | None = option(
-        "Column of second texts, for a model of pairs."
-    )
+    text_pair_column: str | None = option("Column of a pair's second texts.")
     image_column: str = option(
         "Column of images, for a model that reads them.", "image"
     )
@@ -133,6 +131,15 @@ class Reading:
     no_label: str | None = option("Multi-label data: the text in rows without a label.")
     max_length: int | None = option(
         "Tokens per text, by default as many as the model reads."
+    )
+    positive_class: str | None = option(
+        "Predictions with one score: the label that it is the probability of."
+    )
+    prob_prefix: str | None = option(
+        "Predictions: beginning of the names of columns of probabilities; default: prob_."
+    )
+    unlisted_at: float | None = option(
+        "Predictions in dictionaries: probability of an option that a row leaves out."
     )
     option_scores: Literal["sum", "per_character", "per_byte"] = option(
         "For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their "
@@ -154,7 +161,10 @@ class Reading:
     @property
     def of_tables(self) -> dict[str, Any]:
         """Return the options of `read_predictions`."""
-        names = ("label_column", "weight_column", "option_scores", "class_names")
+        names = (
+            *("label_column", "weight_column", "option_scores"),
+            *("class_names", "positive_class", "prob_prefix", "unlisted_at"),
+        )
         return {name: getattr(self, name) for name in names} | {"by": self.by or ()}
 
     def columns(self, rows: Dataset) -> dict[str, Any]:

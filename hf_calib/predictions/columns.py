@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
@@ -12,17 +13,22 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import check, did_you_mean, few
 from hf_calib._text import as_number
-from hf_calib.metrics.checks import RowError
+from hf_calib.metrics.checks import RowError, row_sum_tolerance
 from hf_calib.predictions.files import NUMBERS_WAY, Opened, check_numbers
-from hf_calib.predictions.labels import are_numbers, check_unambiguous
+from hf_calib.predictions.labels import are_numbers, check_unambiguous, is_same
 from hf_calib.predictions.predictions import check_class_names
 
 LISTS = {"logits": "logits", "probs": "probs", "probabilities": "probs"}
+# The softmax of log-probabilities are the probabilities among the options.
+_DICTIONARIES = LISTS | dict.fromkeys(
+    ("logprobs", "log_probs", "top_logprobs"), "logits"
+)
 PREFIXES = {"logits": "logit_", "probs": "prob_"}
 CONFIDENCE = "confidence"
 CORRECT = "correct"
 PREDICTED = ("prediction", "predicted", "pred_label", "pred")
 SCORE = "score"
+_FIRST_ROWS = 200  # They say which columns of numbers are probabilities.
 # Columns of labels, which are never probabilities of a class, whichever of them is read.
 _NEGATIVES = {"false", "no", "neg", "negative"}
 _NAMES_OF_LABELS = {
@@ -50,7 +56,17 @@ class Columns:
     weight: str | None = None
     by: tuple[str, ...] = ()
     listed: bool = False  # One column of lists.
+    by_option: bool = False  # One column of dictionaries, which name the classes.
+    unlisted_at: float | None = None  # The probability of what a dictionary leaves out.
+    prefix: str | None = None  # That of the class columns, if it names what they hold.
     outcome: str | None = None  # Of top labels: whether they are right, or which.
+    # Of a score: the label that it is the probability of, where others have no name yet.
+    positive_class: str | None = None
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether one column holds the scores of all classes."""
+        return self.listed or self.by_option
 
     @property
     def others(self) -> list[str]:
@@ -61,7 +77,7 @@ class Columns:
     @property
     def numbers(self) -> list[str]:
         """The columns that hold a number in each row."""
-        scores = [] if self.listed else list(self.scores)
+        scores = [] if self.is_nested else list(self.scores)
         return scores + [name for name in [self.weight] if name is not None]
 
     @property
@@ -95,8 +111,8 @@ class Columns:
                 # Whether texts are weights is seen when they are read.
                 may_be = name == self.weight and str(kind) == "string"
                 check_numbers(are_numbers(kind) or may_be, name, kind)
-        prefix = PREFIXES.get(self.kind)
-        if prefix is None or self.listed:
+        prefix = self.prefix or PREFIXES.get(self.kind)
+        if prefix is None or self.is_nested:
             return
         known = {*self.scores, prefix}
         more = [
@@ -116,6 +132,14 @@ class Wanted:
     weight_column: str | None = None
     by: Sequence[str] = ()
     class_names: Sequence[str] | None = None
+    positive_class: str | None = None
+    prob_prefix: str | None = None
+    unlisted_at: float | None = None
+
+    @property
+    def prefixes(self) -> dict[str, str]:
+        """The beginnings of the names of class columns, by what these hold."""
+        return PREFIXES if self.prob_prefix is None else {"probs": self.prob_prefix}
 
 
 def columns_of(opened: Opened, wanted: Wanted) -> Columns:
@@ -135,16 +159,43 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     taken = {label, wanted.weight_column, *wanted.by}
     others = [name for name in names if name not in taken]
     found = None
-    for form in (_of_lists, _of_classes, _of_top_labels, _of_a_score):
+    forms = (_of_lists, _of_classes, _of_top_labels, _of_a_score, _of_dictionaries)
+    for form in forms:
         found = found or form(opened, others, label, wanted)
     found = found or _without_prefix(opened, others, label)
     check_different(opened, found.scores)
     check_class_names(found.class_names)
-    if label is not None and found.kind != CONFIDENCE:
+    _check_is_used(wanted, found)
+    positive = wanted.positive_class
+    if label is not None and found.kind != CONFIDENCE and positive is None:
         kind = opened.kinds[label]
         check_unambiguous(kind, f"column {label!r}", found.class_names)
     by = tuple(dict.fromkeys(wanted.by))
-    return replace(found, label=label, weight=wanted.weight_column, by=by)
+    return replace(
+        found,
+        label=label,
+        weight=wanted.weight_column,
+        by=by,
+        positive_class=positive,
+        unlisted_at=wanted.unlisted_at,
+    )
+
+
+def _check_is_used(wanted: Wanted, found: Columns) -> None:
+    """Raise if an option of one form is given with another form."""
+    prefix = wanted.prob_prefix or ""
+    has_prefix = all(name.startswith(prefix) for name in found.scores)
+    one_score = "one score of two classes"
+    dictionaries = "dictionaries of options"
+    uses = (
+        ("prob_prefix", wanted.prob_prefix, has_prefix, "columns that begin with it"),
+        ("positive_class", wanted.positive_class, found.kind == SCORE, one_score),
+        ("unlisted_at", wanted.unlisted_at, found.by_option, dictionaries),
+    )
+    for option, given, is_used, form in uses:
+        requirement = f"{option} to be given with {form}"
+        got = f"{given!r} with {few(found.scores)}"
+        check(given is None or is_used, requirement, got, "leave it out")
 
 
 def check_roles(label: str | None, weight: str | None, by: Sequence[str]) -> None:
@@ -175,8 +226,9 @@ def _label_column(opened: Opened, wanted: Wanted) -> str | None:
         return label
     if "labels" in names and _lists_in(opened):
         return "labels"  # The name of numpy arrays.
-    is_top = CONFIDENCE in names and CORRECT in names
-    has_classes = any(name.startswith(tuple(PREFIXES.values())) for name in names)
+    is_top = CORRECT in names and (CONFIDENCE in names or SCORE in names)
+    prefixes = tuple(wanted.prefixes.values())
+    has_classes = any(name.startswith(prefixes) for name in names)
     return None if is_top and not has_classes else label
 
 
@@ -187,11 +239,9 @@ def _of_lists(
     lists = _lists_in(opened)
     if not lists:
         return None
-    got = " and ".join(lists)
-    requirement = "the table to hold logits or probabilities"
-    check(len(lists) == 1, requirement, got, "keep one of them")
-    name = lists[0]
-    n_classes = len(opened.first_list(name))
+    name = _the_one(lists)
+    first = opened.first_rows([name], 1)
+    n_classes = len(first[0][name] or ()) if first else 0
     requirement = f"column {name!r} to hold a list of at least 2 classes in each row"
     way_out = "write a score for each class"
     check(n_classes >= 2, requirement, f"{n_classes} in the first row", way_out)
@@ -208,7 +258,7 @@ def _of_classes(
     others.
     """
     found = {}
-    for kind, prefix in PREFIXES.items():
+    for kind, prefix in wanted.prefixes.items():
         used = [name for name in others if name.startswith(prefix)]
         if used:
             found[kind] = used
@@ -218,12 +268,13 @@ def _of_classes(
     if not found:
         return None
     kind, used = next(iter(found.items()))
-    classes = [name.removeprefix(PREFIXES[kind]) for name in used]
+    prefix = wanted.prefixes[kind]
+    classes = [name.removeprefix(prefix) for name in used]
     _check_classes_named(used, classes)
     of_a_class = [
         repr(name)
         for name in (label, wanted.weight_column, *wanted.by)
-        if (name or "").startswith(PREFIXES[kind])
+        if (name or "").startswith(prefix)
     ]
     requirement = "the columns of labels, weights and by not to be those of classes"
     check(not of_a_class, requirement, few(of_a_class), "name other columns")
@@ -232,12 +283,18 @@ def _of_classes(
     way_out = "write a column for each class"
     requirement = "the table to hold a column for each of at least 2 classes"
     check(len(used) >= 2, requirement, used[0], way_out)
-    return Columns(kind, tuple(used), tuple(classes))
+    return Columns(kind, tuple(used), tuple(classes), prefix=prefix)
 
 
 def _of_one_class(column: str, name: str, label: str | None, wanted: Wanted) -> Columns:
     """The probability of one class, the second of two, against all others."""
     names = _two_names(wanted, (f"not {name}", name))
+    positive = wanted.positive_class
+    if positive is not None:
+        requirement = f"positive_class to be the class of column {column!r}"
+        way_out = f"name the column {SCORE}, or the class {name}"
+        check(is_same(name, positive), requirement, repr(positive), way_out)
+        return Columns(SCORE, (column,), names)
     number = as_number(name)
     is_first = name.casefold() == names[0].casefold()
     # The labels 0 and 1 are ids, of which the second is that of the column's class.
@@ -253,7 +310,8 @@ def _of_one_class(column: str, name: str, label: str | None, wanted: Wanted) -> 
     # Beside prob_no, a label 1 would be "no", and most people mean "yes" by it.
     requirement = "the class of a single column prob_<class> to be the positive one"
     way_out = (
-        "name the other class and this one: the label 0 is the first, 1 the second"
+        "give it as positive_class if it is a label, or name the other class and this "
+        "one as class_names: the label 0 is the first, 1 the second"
     )
     check(is_named or label is None, requirement, repr(column), way_out)
     return Columns(SCORE, (column,), names)
@@ -264,14 +322,19 @@ def _of_top_labels(
 ) -> Columns | None:
     """The confidence of the predicted class, and whether it is correct, or which it is."""
     outcomes = [name for name in (CORRECT, *PREDICTED) if name in others]
-    if CONFIDENCE not in others or not outcomes:
+    # Who names the class of a score says that it is not that of the prediction.
+    known = (CONFIDENCE, SCORE) if wanted.positive_class is None else (CONFIDENCE,)
+    scores = [name for name in known if name in others]
+    if not scores or not outcomes:
         return None
+    if scores[0] == SCORE:
+        _check_is_the_only_score(opened, others, label)
     outcome = outcomes[0]
     requirement = "top labels to be given with a column of labels, or of 'correct'"
     got = f"{outcome!r} only"
     way_out = "write whether each prediction is correct, as 0 or 1"
     check(outcome == CORRECT or label is not None, requirement, got, way_out)
-    return Columns(CONFIDENCE, (CONFIDENCE,), outcome=outcome)
+    return Columns(CONFIDENCE, (scores[0],), outcome=outcome)
 
 
 def _of_a_score(
@@ -280,11 +343,26 @@ def _of_a_score(
     """The probability of the second of two classes."""
     if SCORE not in others:
         return None
+    _check_is_the_only_score(opened, others, label)
     return Columns(SCORE, (SCORE,), _two_names(wanted, ("0", "1")))
+
+
+def _check_is_the_only_score(
+    opened: Opened, others: Sequence[str], label: str | None
+) -> None:
+    """Raise if probabilities of classes stand next to a score, which may be of any of them."""
+    more = [name for name in others if name != SCORE]
+    classes, _ = _distribution_among(opened, more, label)
+    got = f"{few(classes)}, whose rows sum to 1"
+    requirement = f"the table to hold one {SCORE!r}, or probabilities of all classes"
+    way_out = "keep one of them, or name the classes prob_<class>"
+    check(not classes, requirement, f"{SCORE!r} next to {got}", way_out)
 
 
 def _two_names(wanted: Wanted, default: tuple[str, str]) -> tuple[str, ...]:
     """The names of the negative and the positive class."""
+    if wanted.positive_class is not None:
+        return (f"not {wanted.positive_class}", wanted.positive_class)
     if wanted.class_names is None:
         return default
     requirement = "class_names to name the two classes of a score"
@@ -300,6 +378,10 @@ def _without_prefix(
     """Columns that have the names of classes; they are probabilities."""
     # Of a text file, the first row decides, and a later text is an error.
     used = [name for name in others if are_numbers(opened.kinds[name])]
+    classes, labels = _distribution_among(opened, used, label)
+    # Other numbers may stand next to them.
+    if labels.issubset(classes):
+        used = classes or used
     got = ", ".join(used) or "none"
     requirement = "the table to hold a column for each of at least 2 classes"
     way_out = "name them logit_<class> or prob_<class>"
@@ -313,6 +395,74 @@ def _without_prefix(
     return Columns("probs", tuple(used), tuple(used))
 
 
+def _distribution_among(
+    opened: Opened, names: Sequence[str], label: str | None
+) -> tuple[list[str], set[str]]:
+    """Those of these columns that are probabilities of classes, as they sum to 1 in the first rows,
+    and the labels there.
+
+    They are all columns, or else those that the labels name, or those that hold fractions.
+    """
+    stored = Counter(opened.schema.names)
+    kinds = opened.kinds
+    numbers = [name for name in names if are_numbers(kinds[name]) and stored[name] == 1]
+    read = numbers if label is None or label not in stored else [*numbers, label]
+    first = opened.first_rows(read, _FIRST_ROWS) if len(numbers) > 1 else []
+    values = {name: np.array([_number(row[name]) for row in first]) for name in numbers}
+    labels = {str(row[label]) for row in first if label in row}
+    named = [name for name in numbers if name in labels]
+    are_named = len(named) == len(labels)
+    fractions = [name for name in numbers if _are_fractions(values[name])]
+    every = numbers if fractions else []
+    for chosen in (every, named if are_named else [], fractions):
+        if len(chosen) < 2:
+            continue
+        sums = np.sum([values[name] for name in chosen], axis=0)
+        if (np.abs(sums - 1) <= row_sum_tolerance(len(chosen))).all():
+            return chosen, labels
+    return [], labels
+
+
+def _are_fractions(numbers: NDArray[Any]) -> bool:
+    """Whether numbers lie in [0, 1] and are not only 0 and 1, as those of flags and weights."""
+    is_inside = bool(((numbers >= 0) & (numbers <= 1)).all())
+    return is_inside and bool((numbers % 1 > 0).any())
+
+
+def _number(value: Any) -> float:
+    """A value as a number, NaN for others."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _of_dictionaries(
+    opened: Opened, others: Sequence[str], label: str | None, wanted: Wanted
+) -> Columns | None:
+    """One column of dictionaries, which name the options that they have a score for."""
+    from pyarrow import types
+
+    found = [
+        name
+        for name in others
+        if name in _DICTIONARIES
+        and (types.is_struct(opened.kinds[name]) or types.is_map(opened.kinds[name]))
+    ]
+    if not found:
+        return None
+    name = _the_one(found)
+    classes = tuple(opened.options(name))
+    return Columns(_DICTIONARIES[name], (name,), classes, by_option=True)
+
+
+def _the_one(names: Sequence[str]) -> str:
+    """The only column that may hold the scores of all classes."""
+    requirement = "the table to hold logits or probabilities"
+    check(len(names) == 1, requirement, " and ".join(names), "keep one of them")
+    return names[0]
+
+
 def _lists_in(opened: Opened) -> list[str]:
     from pyarrow import types
 
@@ -322,6 +472,28 @@ def _lists_in(opened: Opened) -> list[str]:
         for field in opened.schema
         if field.name in LISTS and any(is_of(field.type) for is_of in kinds)
     ]
+
+
+def with_all_options(
+    columns: Columns, tables: Sequence[Opened], wanted: Wanted
+) -> Columns:
+    """The columns with the options of all files as classes, or the named ones of them,
+    if dictionaries hold the scores.
+    """
+    if not columns.by_option:
+        return columns
+    (name,) = columns.scores
+    options = dict.fromkeys(option for each in tables for option in each.options(name))
+    classes = list(options) if wanted.class_names is None else wanted.class_names
+    unknown = [repr(each) for each in classes if each not in options]
+    requirement = f"class_names to be options in column {name!r}"
+    way_out = f"these are {few(list(options))}"
+    check(not unknown, requirement, few(unknown), way_out)
+    requirement = f"column {name!r} to hold dictionaries of at least 2 options"
+    way_out = "write a score for each option"
+    check(len(classes) >= 2, requirement, few(classes) or "none", way_out)
+    check_class_names(classes)
+    return replace(columns, class_names=tuple(classes))
 
 
 # ---- Checks ----

@@ -12,9 +12,9 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
-from itertools import accumulate, zip_longest
+from itertools import accumulate, islice, zip_longest
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TextIO
 from urllib.parse import unquote
@@ -247,9 +247,25 @@ class Opened(ABC):
     ) -> None:
         """Read what has to be read at once: columns as numbers, and others as texts."""
 
-    def first_list(self, name: str) -> Sequence[Any]:
-        """Return the first list of a column of lists; a text file has none."""
-        return ()
+    def options(self, name: str) -> list[str]:
+        """Return the keys of a column of dictionaries, in their order."""
+        from pyarrow import types
+
+        kind = self.kinds[name]
+        if types.is_struct(kind):
+            return [field.name for field in kind]
+        is_map = types.is_map(kind) and types.is_string(kind.key_type)
+        requirement = f"column {name!r} to hold dictionaries with texts as keys"
+        check_type(is_map, requirement, kind, "write all files alike")
+        # Only parquet has such columns, which may be read twice.
+        found: dict[str, None] = {}
+        for _, part in self.parts([name], width=2):
+            found |= dict.fromkeys(part[name].keys.unique().to_pylist())
+        return list(found)
+
+    @abstractmethod
+    def first_rows(self, names: Sequence[str], most: int) -> list[dict[str, Any]]:
+        """Return these stored columns of the first rows; a text file's are texts."""
 
     @abstractmethod
     def parts(self, names: Sequence[str], width: int) -> Iterator[tuple[int, Table]]:
@@ -288,11 +304,11 @@ class _Parquet(Opened):
         with opening as source, ParquetFile(source) as parquet:
             yield parquet
 
-    def first_list(self, name: str) -> Sequence[Any]:
+    def first_rows(self, names: Sequence[str], most: int) -> list[dict[str, Any]]:
         with readable(self.file.name), self._opened() as parquet:
-            for batch in parquet.iter_batches(1, columns=[name]):
-                return _first_of(batch[name])
-        return ()
+            for batch in parquet.iter_batches(most, columns=list(names)):
+                return list(batch.to_pylist())
+        return []
 
     def parts(self, names: Sequence[str], width: int) -> Iterator[tuple[int, Table]]:
         with self._opened() as parquet:
@@ -340,15 +356,23 @@ class _Text(_Held):
 
         super().__init__(filesystem, file)
         self.separator = _SEPARATORS[str(suffix_of(file.path))]
-        names, row = self._head()
+        names, rows = self._head(1)
+        row = rows[0] if rows else []
         fields = []
         for name, text in zip_longest(names, row[: len(names)], fillvalue=""):
             kind = pyarrow.float64() if _is_number(text) else pyarrow.string()
             fields.append((name, kind))
         self.schema = pyarrow.schema(fields)
 
-    def _head(self) -> tuple[list[str], list[str]]:
-        """The names of the columns, and the first row."""
+    def first_rows(self, names: Sequence[str], most: int) -> list[dict[str, Any]]:
+        every, rows = self._head(most)
+        # Rows of another length are named when the file is read.
+        whole = [row for row in rows if len(row) == len(every)]
+        pairs = [dict(zip(every, row, strict=True)) for row in whole]
+        return [{name: row[name] for name in names} for row in pairs]
+
+    def _head(self, most: int) -> tuple[list[str], list[list[str]]]:
+        """The names of the columns, and the first rows."""
         reading = {"compression": "infer", "encoding": "utf-8-sig", "newline": ""}
         # Columns that are not read may hold other bytes.
         reading["errors"] = "replace"
@@ -366,11 +390,11 @@ class _Text(_Held):
         text = io.StringIO(lines, newline="")
         rows = filter(None, csv.reader(text, delimiter=self.separator))
         names = next(rows)
-        try:
-            return names, next(rows, [])
-        except csv.Error:
-            # A field may be longer than the csv module reads; pyarrow says what is wrong.
-            return names, []
+        first: list[list[str]] = []
+        # A field may be longer than the csv module reads; pyarrow says what is wrong.
+        with suppress(csv.Error):
+            first.extend(islice(rows, most))
+        return names, first
 
     def load(self, numbers: Sequence[str], others: Sequence[str]) -> None:
         import pyarrow
@@ -450,13 +474,11 @@ class _JsonLines(_Held):
         self.schema = table.schema
         self.hold(table)
 
-    def first_list(self, name: str) -> Sequence[Any]:
-        return _first_of(self.columns_left[name])
+    def first_rows(self, names: Sequence[str], most: int) -> list[dict[str, Any]]:
+        import pyarrow
 
-
-def _first_of(lists: Any) -> Sequence[Any]:
-    """The first list of a column; none without rows, or if it is missing."""
-    return next(iter(lists[:1].to_pylist()), None) or ()
+        columns = {name: self.columns_left[name][:most] for name in names}
+        return list(pyarrow.table(columns).to_pylist())
 
 
 def _parsed_json(content: bytes) -> Table:

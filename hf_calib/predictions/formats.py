@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 2**22  # In numbers, of a table that is written.
 _KINDS = ("logits", "probs")
 _SENTENCES = "sentences"
-_ARRAYS = (
-    *(*_KINDS, "labels", CONFIDENCE, CORRECT, *PREDICTED, _SENTENCES),
-    "class_names",
-)
+_WEIGHTS = "weights"
+_OF_ROWS = (*_KINDS, "labels", CONFIDENCE, CORRECT, *PREDICTED, _SENTENCES, _WEIGHTS)
+_ARRAYS = (*_OF_ROWS, "class_names")
+_LONGEST_TEXT = 2**12  # In bytes, of a name or a label.
 _SOFT_LABELS = ("soft_labels", "probs")  # CIFAR-10H has the latter.
 
 
@@ -51,6 +52,9 @@ def load_arrays(
     """
     name = Path(path).name
     arrays, found = _read(path, argument, _ARRAYS)
+    way_out = "write a table with a column of them, and name it as weight_column"
+    got = f"the array {_WEIGHTS}"
+    check(_WEIGHTS not in arrays, f"{name} to have no weights", got, way_out)
     scores = {kind: arrays[kind] for kind in _KINDS if kind in arrays}
     if not scores and CONFIDENCE in arrays:
         return _top_labels(name, arrays, found)
@@ -254,7 +258,7 @@ def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any
     """The arrays with these names, and the names of all arrays; objects are not unpickled."""
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as archive:
-            _check_n_rows(archive, path)
+            _check_headers(archive, path)
             arrays = {name: archive[name] for name in names if name in archive}
             for name, array in arrays.items():
                 # Another kind of machine may have another order of bytes.
@@ -271,27 +275,40 @@ def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any
         ) from error
 
 
-def _check_n_rows(archive: Any, path: str) -> None:
-    """Raise if headers state several numbers of rows, as a small file may hold arrays larger than
-    the memory, or 0.
+def _check_headers(archive: Any, path: str) -> None:
+    """Raise if headers state several numbers of rows, or more values or longer texts than the
+    scores have use for, as a small file may hold arrays larger than the memory; or 0 rows.
     """
-    rows = {
-        name: _shape(archive, name)[:1]
-        for name in _ARRAYS[:-1]  # Class names are no rows.
-        if name in archive.files
-    }
+    headers = {name: _header(archive, name) for name in _ARRAYS if name in archive}
+    of_rows = {name: headers[name][0] for name in _OF_ROWS if name in headers}
+    rows = {name: shape[:1] for name, shape in of_rows.items()}
     got = ", ".join(f"{n[0] if n else 'no'} of {name}" for name, n in rows.items())
     way_out = "write the scores and the label of each row"
     requirement = "the arrays to have the same number of rows"
     check(len(set(rows.values())) < 2, requirement, got, way_out)
     has_rows = (0,) not in rows.values()
     check(has_rows, f"{Path(path).name} to have rows", "none", way_out)
+    scores = [of_rows[name] for name in (*_KINDS, CONFIDENCE) if name in of_rows]
+    if not scores:
+        return
+    most = max(math.prod(shape) for shape in scores)
+    limits = dict.fromkeys(of_rows, most)
+    n_classes = scores[0][1] if len(scores[0]) > 1 else 2
+    limits["class_names"] = n_classes
+    for name, (shape, n_bytes) in headers.items():
+        requirement = f"{name} to hold at most {limits[name]:,} values, as the scores"
+        n_values = math.prod(shape)
+        way_out = "write one for each row, or for each class"
+        check(n_values <= limits[name], requirement, f"{n_values:,}", way_out)
+        requirement = f"{name} to hold texts of at most {_LONGEST_TEXT:,} bytes"
+        check(n_bytes <= _LONGEST_TEXT, requirement, f"{n_bytes:,}", "shorten them")
 
 
-def _shape(archive: Any, name: str) -> tuple[int, ...]:
-    """The shape of an array, from its header only."""
+def _header(archive: Any, name: str) -> tuple[tuple[int, ...], int]:
+    """The shape of an array and the bytes of a value, from its header only."""
     read: Any = np.lib.format.read_array_header_2_0
     with archive.zip.open(f"{name}.npy") as file:
         if np.lib.format.read_magic(file) == (1, 0):
             read = np.lib.format.read_array_header_1_0
-        return tuple(read(file)[0])
+        shape, _, dtype = read(file)
+        return tuple(shape), dtype.itemsize

@@ -11,13 +11,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputTypeError, check, expected, few, look_alikes
+from hf_calib._errors import (
+    InputTypeError,
+    check,
+    did_you_mean,
+    expected,
+    few,
+    look_alikes,
+)
 from hf_calib._text import as_number
 from hf_calib.metrics.checks import RowError, refuse
 
 OF_TABLES = (
     "the names of the class columns",
     "write the labels as the columns are named, or as numbers from 0 on",
+)
+OF_SCORES = (
+    "the names of the two classes",
+    "name the class of the score as positive_class, or both as class_names",
 )
 FLAGS = ("false", "true")
 _ONE_WAY = "write a class in the same way in both columns, or write a column 'correct' of 0 and 1"
@@ -89,6 +100,31 @@ def label_ids(
         got = f"{unknown!r} ({alike})" if alike else repr(unknown)
         raise RowError(row, argument, f"hold {told[0]} ({few(names)})", got, told[1])
     return np.asarray(found).astype(np.int64)
+
+
+def other_label(column: Any, argument: str, positive: str) -> str | None:
+    """Return the one label in a pyarrow array that is not the positive one, None if there is none;
+    raise for several, or if no label is the positive one.
+    """
+    labels = filled(column, argument).cast("string").unique().to_pylist()
+    others = {_key(text): text for text in labels if not is_same(text, positive)}
+    is_known = any(is_same(text, positive) for text in labels)
+    requirement = f"positive_class to be a label in {argument}"
+    got = f"{positive!r} for {few(labels)}"
+    check(is_known, requirement, got, did_you_mean(positive, labels))
+    requirement = f"{argument} to have one other label than {positive!r}"
+    way_out = "write a column for each class"
+    check(len(others) < 2, requirement, few(list(others.values())), way_out)
+    return next(iter(others.values()), None)
+
+
+def are_ids(column: Any, argument: str, names: Sequence[str]) -> bool:
+    """Whether the labels in a pyarrow array are ids, which do not follow their names to other
+    places.
+    """
+    moved = [*names[1:], names[0]]
+    ids = label_ids(column, argument, names)
+    return bool((ids == label_ids(column, argument, moved)).any())
 
 
 def check_ids(
@@ -224,6 +260,15 @@ def are_equal(
     predicted_ids = of_first[np.asarray(encoded[0].indices)]
     ids = of_second[np.asarray(encoded[1].indices)]
     return (predicted_ids == ids).astype(np.int64)
+
+
+def n_different(columns: Sequence[Any]) -> int:
+    """The number of different labels in pyarrow arrays of any types."""
+    found: set[Decimal | str] = set()
+    for column in columns:
+        texts = _without_booleans(column).cast("string").unique().drop_null()
+        found |= {_key(text) for text in texts.to_pylist()}
+    return len(found)
 
 
 def _keys(texts: Sequence[str], told: str) -> list[Decimal | str]:

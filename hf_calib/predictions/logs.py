@@ -17,7 +17,9 @@ from hf_calib.metrics.checks import FloatArray
 from hf_calib.predictions.predictions import Predictions
 
 OptionScores = Literal["sum", "per_character", "per_byte"]
-_KEYS = {"doc_id", "arguments", "filtered_resps", "target"}
+_KEYS = {"doc_id", "arguments", "target"}
+# The log-likelihoods after a filter, or as the model gave them.
+_RESPONSES = ("filtered_resps", "resps")
 _WAY_OUT = "log a multiple-choice task"
 
 
@@ -40,7 +42,8 @@ def rows_of_log(file: TextIO) -> list[Any] | None:
 
 def _is_row(row: Any) -> bool:
     """Whether a value of JSON is a row of a log."""
-    return isinstance(row, dict) and row.keys() >= _KEYS
+    is_object = isinstance(row, dict) and row.keys() >= _KEYS
+    return is_object and any(name in row for name in _RESPONSES)
 
 
 @dataclass(frozen=True)
@@ -100,32 +103,47 @@ def _length(answer: str, scores: OptionScores) -> int:
 
 
 def _question(row: Any, place: str) -> _Question:
-    requirement = f"each row of a log to have {', '.join(sorted(_KEYS))}"
+    names = ", ".join([*sorted(_KEYS), _RESPONSES[0]])
+    requirement = f"each row of a log to have {names}"
     check(_is_row(row), requirement, f"{few([row])} {place}", "write the log again")
     accuracy = row.get("acc")
     is_known = "acc" not in row or accuracy in (0, 1)
     way_out = "evaluate the task again"
     check(is_known, "acc to be 0 or 1", f"{accuracy!r} {place}", way_out)
     answers = _answers(row["arguments"], place)
-    likelihoods = _likelihoods(row["filtered_resps"], len(answers), place)
+    name = next(each for each in _RESPONSES if each in row)
+    likelihoods = _likelihoods(row[name], name, len(answers), place)
     target = str(row["target"]).strip()
     return _Question(place, answers, likelihoods, target, accuracy)
 
 
 def _answers(arguments: Any, place: str) -> list[str]:
-    """The answers in a dictionary, or in the pairs of context and answer of old versions."""
-    pairs = arguments
-    if isinstance(arguments, dict):
-        # A log with sorted keys has gen_args_10 before gen_args_2,
-        # but its log-likelihoods in order.
-        pairs = [arguments[key] for key in sorted(arguments, key=_number_at_the_end)]
+    """The answers, each in a pair of context and answer."""
     try:
-        texts = [pair["arg_1"] if isinstance(pair, dict) else pair[1] for pair in pairs]
-    except (TypeError, KeyError, IndexError):
+        texts = [_answer(pair) for pair in _in_order(arguments)]
+    except (TypeError, ValueError, LookupError, RecursionError):
         texts = []
     requirement = "arguments to hold a context and an answer for each answer"
     check(bool(texts), requirement, f"{few([arguments])} {place}", _WAY_OUT)
     return [str(text).strip() for text in texts]
+
+
+def _answer(pair: Any) -> Any:
+    """The answer of a pair, whose context may be left out where they have names."""
+    return pair["arg_1"] if isinstance(pair, dict) else _in_order(pair)[1]
+
+
+def _in_order(values: Any) -> list[Any]:
+    """The values of a list, of a dictionary whose keys end in numbers, or of either as JSON:
+    versions of the harness, and datasets made of its logs, have all of them.
+    """
+    if isinstance(values, str):
+        values = json.loads(values)
+    if isinstance(values, dict):
+        # A log with sorted keys has gen_args_10 before gen_args_2,
+        # but its log-likelihoods in order.
+        return [values[key] for key in sorted(values, key=_number_at_the_end)]
+    return list(values)
 
 
 def _number_at_the_end(key: str) -> int:
@@ -134,17 +152,21 @@ def _number_at_the_end(key: str) -> int:
     return 0 if digits is None else int(digits.group())
 
 
-def _likelihoods(found: Any, n_answers: int, place: str) -> FloatArray:
+def _likelihoods(found: Any, name: str, n_answers: int, place: str) -> FloatArray:
+    """The log-likelihoods of the answers, each in a pair with whether it is the likeliest text;
+    `resps` has a list of such pairs for each answer, one for each repetition.
+    """
     try:
-        likelihoods = np.array([float(each[0]) for each in found])
-    except (TypeError, ValueError, IndexError, KeyError):
+        pairs = [_in_order(each) for each in _in_order(found)]
+        if name == "resps":
+            pairs = [_in_order(each[0]) for each in pairs]
+        likelihoods = np.array([float(pair[0]) for pair in pairs])
+    except (TypeError, ValueError, LookupError, RecursionError):
         likelihoods = np.empty(0)
     got = f"{few([found])} for {n_answers} answers {place}"
-    requirement = (
-        "filtered_resps to hold a log-likelihood for each of at least 2 answers"
-    )
+    requirement = f"{name} to hold a log-likelihood for each of at least 2 answers"
     check(len(likelihoods) == n_answers >= 2, requirement, got, _WAY_OUT)
-    requirement = "filtered_resps to hold numbers below infinity, one of them finite"
+    requirement = f"{name} to hold numbers below infinity, one of them finite"
     # NaN is not below infinity.
     fits = bool((likelihoods < np.inf).all() and likelihoods.max() > -np.inf)
     way_out = "remove the row, or find the cause, such as a model that has diverged"

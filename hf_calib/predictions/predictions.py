@@ -117,12 +117,7 @@ class Predictions:
         )
         if not validate:
             return
-        given = {"labels": self.labels, "logits": self.logits, "probs": self.probs}
-        for name, values in given.items():
-            way_out = f"pass np.asarray({name})"
-            is_array = isinstance(values, np.ndarray) or values is None
-            got = type(values).__name__
-            check_type(is_array, f"{name} to be a numpy array", got, way_out)
+        _check_arrays(self)
         if self.logits is not None:
             check_kind(
                 self.logits,
@@ -146,8 +141,7 @@ class Predictions:
             if self.probs is not None:
                 check_probs(self.probs)
             check_labels(self.labels, *self.scores.shape)
-        if self.weights is not None:
-            check_row_weights("weights", self.weights, len(self))
+        _check_other_columns(self)
         check_names("class_names", self.class_names)
         if self.class_names is not None:
             n_names = len(self.class_names)
@@ -302,6 +296,7 @@ class TopLabels:
     def __post_init__(self, validate: bool) -> None:
         if not validate:
             return
+        _check_arrays(self)
         way_out = "pass fractions; divide percentages by 100"
         is_vector = self.confidence.ndim == 1
         got = f"shape {self.confidence.shape}"
@@ -314,8 +309,7 @@ class TopLabels:
         check_shape("correct", self.correct, shape, way_out)
         wrong = ~np.isin(self.correct, (0, 1))
         refuse(wrong, "correct", "be 0 or 1", self.correct, way_out)
-        if self.weights is not None:
-            check_row_weights("weights", self.weights, len(self))
+        _check_other_columns(self)
 
     def __len__(self) -> int:
         return len(self.confidence)
@@ -351,6 +345,30 @@ class TopLabels:
     def select(self, rows: NDArray[Any] | slice) -> TopLabels:
         """Return some rows."""
         return _selected(self, rows)
+
+
+def _check_arrays(found: Any) -> None:
+    """Raise if an array of predictions or top labels is of another type, such as a list."""
+    for name in found.ARRAYS:
+        values = getattr(found, name)
+        is_array = isinstance(values, np.ndarray) or values is None
+        got = type(values).__name__
+        way_out = f"pass np.asarray({name})"
+        check_type(is_array, f"{name} to be a numpy array", got, way_out)
+
+
+def _check_other_columns(found: Any) -> None:
+    """Raise unless there is one weight, one sentence and one value of each slice for every row."""
+    n_rows = len(found)
+    if found.weights is not None:
+        check_row_weights("weights", found.weights, n_rows)
+    if found.sentences is not None:
+        way_out = "pass the sentence of each token"
+        check_shape("sentences", found.sentences, (n_rows,), way_out)
+    for name, values in found.by.items():
+        requirement = f"by[{name!r}] to have a value for each of {n_rows:,} rows"
+        way_out = "pass a value, or None, for each row"
+        check(len(values) == n_rows, requirement, f"{len(values):,}", way_out)
 
 
 def _selected(found: Any, rows: NDArray[Any] | slice) -> Any:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hf_calib._errors import InputValueError, check, cut, few, message_of
 from hf_calib.metrics.checks import (
     RowError,
+    check_share,
     refuse,
 )
 from hf_calib.predictions.columns import (
@@ -33,6 +34,12 @@ from hf_calib.predictions.columns import (
     check_slices,
     columns_of,
     numbers_of,
+    with_all_options,
+)
+from hf_calib.predictions.dictionaries import (
+    by_option,
+    fill_unlisted,
+    on_unlisted_labels,
 )
 from hf_calib.predictions.files import (
     File,
@@ -45,10 +52,15 @@ from hf_calib.predictions.files import (
 from hf_calib.predictions.formats import load_arrays
 from hf_calib.predictions.labels import (
     FLAGS,
+    OF_SCORES,
+    OF_TABLES,
     are_equal,
     are_flags,
+    are_ids,
     is_same,
     label_ids,
+    n_different,
+    other_label,
 )
 from hf_calib.predictions.logs import OptionScores, read_log, rows_of_log
 from hf_calib.predictions.predictions import (
@@ -75,6 +87,7 @@ class Read:
         predictions: all rows.
         columns: the columns that were read; None for arrays and logs.
         others: all columns that hold no scores, a pyarrow table, if they were asked for.
+        notes: what was assumed in reading them, for reports.
     """
 
     name: str
@@ -82,6 +95,7 @@ class Read:
     predictions: Predictions | TopLabels = field(repr=False)
     columns: Columns | None = None
     others: Any = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
 
     @property
     def ending(self) -> str:
@@ -96,6 +110,9 @@ def read_predictions(
     weight_column: str | None = None,
     by: Sequence[str] = (),
     class_names: Sequence[str] | None = None,
+    positive_class: str | None = None,
+    prob_prefix: str | None = None,
+    unlisted_at: float | None = None,
     option_scores: OptionScores = "sum",
     all_columns: bool = False,
     on_rows: OnRows = ignore_rows,
@@ -114,7 +131,12 @@ def read_predictions(
         weight_column: column of weights, or None.
         by: columns that define slices.
         class_names: names of the classes of columns that do not name them: lists, or the negative
-            and the positive class of one score.
+            and the positive class of one score; or the options of dictionaries that are classes.
+        positive_class: the label that one score is the probability of; the one other label is the
+            negative class. None if the labels are 0 and 1, or the classes have names.
+        prob_prefix: beginning of the names of class columns with probabilities; None for prob_.
+        unlisted_at: probability of an option that a row's dictionary leaves out, as a list of the
+            most probable tokens does; None to refuse such rows.
         option_scores: scores of the answers in a log of lm-evaluation-harness: the "sum" of their
             tokens' log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
         all_columns: True to keep all columns of tables, as `others`.
@@ -132,10 +154,18 @@ def read_predictions(
     is_one = isinstance(sources, str | os.PathLike)
     listed = [sources] if is_one else sources
     given = [os.fspath(each) for each in _listed("sources", listed, str | os.PathLike)]
-    for role, column in (("label", label_column), ("weight", weight_column)):
-        requirement = f"{role}_column to be the name of a column, or None"
-        is_name = isinstance(column, str | None)
-        check(is_name, requirement, repr(column), "pass one name")
+    check(bool(given), "sources to name predictions", "none", "name a file or a folder")
+    texts = {
+        "label_column": label_column,
+        "weight_column": weight_column,
+        "positive_class": positive_class,
+        "prob_prefix": prob_prefix,
+    }
+    for option, text in texts.items():
+        is_text = isinstance(text, str) and bool(text.strip())
+        requirement = f"{option} to be one text, or None"
+        is_known = text is None or is_text
+        check(is_known, requirement, repr(text), "write it as a text")
     by = _listed("by", by, str)
     if class_names is not None:
         class_names = _listed("class_names", class_names, str)
@@ -144,7 +174,20 @@ def read_predictions(
     check(option_scores in known, requirement, repr(option_scores), "use sum for acc")
     filesystem, files = find_files(given)
     name = given[0] if len(given) == 1 else few(given)
-    wanted = Wanted(label_column, weight_column, tuple(by), class_names)
+    requirement = "class_names to be left out with positive_class"
+    is_one = class_names is None or positive_class is None
+    check(is_one, requirement, class_names, "give one of them")
+    if unlisted_at is not None:
+        unlisted_at = check_share("unlisted_at", unlisted_at, "write 1e-5, for example")
+    wanted = Wanted(
+        label_column=label_column,
+        weight_column=weight_column,
+        by=tuple(by),
+        class_names=class_names,
+        positive_class=positive_class,
+        prob_prefix=prob_prefix,
+        unlisted_at=unlisted_at,
+    )
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         opening = partial(_open, filesystem, files, wanted, option_scores)
         opened = list(pool.map(opening, files))
@@ -158,6 +201,7 @@ def read_predictions(
         with naming(files[0], files):
             columns = columns_of(tables[0], wanted)
         _check_alike(tables, columns, all_columns=all_columns)
+        columns = with_all_options(columns, tables, wanted)
         for _ in pool.map(partial(_load, columns, all_columns=all_columns), tables):
             pass
         n_rows = sum(each.n_rows for each in tables)
@@ -170,7 +214,7 @@ def read_predictions(
     with rows.naming():
         predictions = rows.predictions()
     others = rows.others() if all_columns else None
-    return Read(name, tuple(files), predictions, columns, others)
+    return Read(name, tuple(files), predictions, columns, others, tuple(rows.notes))
 
 
 def _listed(argument: str, given: Any, kind: Any) -> list[Any]:
@@ -197,7 +241,8 @@ def load_predictions(
             .csv, .tsv (also .gz), .jsonl or .parquet: a column of labels, and one column per class,
             in the order of the classes: `logit_<class>` or `prob_<class>`, with other columns
             ignored, or only `<class>`, which are probabilities; or a column of lists, `logits` or
-            `probs`; or one `score` of the second of two classes.
+            `probs`, or of dictionaries, also `logprobs`; or one `score` of the second of two
+            classes.
             .jsonl: a log of lm-evaluation-harness (`--log_samples`, multiple choice).
         label_column: column of labels in a table: class names, with upper and lower case ignored
             unless names differ by it alone, or class ids from 0. If every class name is a number,
@@ -238,6 +283,10 @@ def _open(
     found: Predictions | TopLabels | None = None
     with naming(file, files):
         if suffix == ".npz":
+            is_here = "file" in filesystem.protocol
+            way_out = "copy it here, or write a table, which is read from any address"
+            requirement = "an .npz file to lie on this machine"
+            check(is_here, requirement, "another filesystem's", way_out)
             is_labelled = wanted.label_column is not None
             found = load_arrays(file.path, "predictions", labelled=is_labelled)
         if suffix == ".jsonl":
@@ -260,11 +309,17 @@ def _log(
 
 def _check_has_no_columns(wanted: Wanted) -> None:
     """Raise if columns of arrays or a log are named."""
-    given = {"weight_column": wanted.weight_column, "by": ", ".join(wanted.by)}
+    given = {
+        "weight_column": wanted.weight_column,
+        "by": ", ".join(wanted.by),
+        "positive_class": wanted.positive_class,
+        "prob_prefix": wanted.prob_prefix,
+        "unlisted_at": wanted.unlisted_at,
+    }
     if wanted.label_column not in ("label", "labels"):
         given["label_column"] = wanted.label_column
     for option, name in given.items():
-        requirement = f"{option} to be a column of a table"
+        requirement = f"{option} to be given with a table"
         way_out = "write the rows to a table, such as a .parquet file"
         got = f"{name!r} with arrays or a log, which have none"
         check(not name, requirement, got, way_out)
@@ -275,6 +330,8 @@ def _concatenated(
 ) -> Predictions | TopLabels:
     """The rows of several files of arrays, in their order."""
     first = held[0]
+    # A file may leave out the names that another one has.
+    named = next((each for each in held if each.class_names is not None), first)
     arrays = [name for name in first.ARRAYS if getattr(first, name) is not None]
     for other, file in zip(held, files, strict=True):
         with naming(file, files):
@@ -282,13 +339,16 @@ def _concatenated(
             got = ", ".join(found)
             requirement = f"the arrays to be {', '.join(arrays)}, as in the first file"
             check(found == arrays, requirement, got, "use files of one kind")
-            check_same_classes("the file", first, other)
+            requirement = f"the labels to be {first.kind.name}, as in the first file"
+            way_out = "use files of one kind"
+            check(other.kind is first.kind, requirement, other.kind.name, way_out)
+            check_same_classes("the file", named, other)
     if len(held) == 1:
-        return held[0]
+        return first
     joined = {
         name: np.concatenate([getattr(each, name) for each in held]) for name in arrays
     }
-    return replace(first, **joined, validate=False)
+    return replace(named, **joined, validate=False)
 
 
 # ---- Tables ----
@@ -328,6 +388,7 @@ class _Rows:
         self.tables = tables
         self.columns = columns
         self.all_columns = all_columns
+        self.notes: list[str] = []
         ends = np.cumsum([each.n_rows for each in tables])
         self.starts = [0, *ends.tolist()]
         names = columns.others
@@ -338,15 +399,21 @@ class _Rows:
         self.parts: dict[str, list[list[Any]]] = {
             name: [[] for _ in tables] for name in names
         }
-        self.width = len(columns.class_names) if columns.listed else 1
-        n_columns = self.width if columns.listed else len(columns.scores)
+        self.width = len(columns.class_names) if columns.is_nested else 1
+        n_columns = self.width if columns.is_nested else len(columns.scores)
         # The numbers of a class lie next to each other, as those of a column do.
         self.scores = np.empty((n_columns, self.starts[-1]), self._dtype())
+        # The options that the dictionary of a row leaves out.
+        self.unlisted = np.zeros(
+            self.scores.shape if columns.by_option else (0, 0), bool
+        )
 
     def _dtype(self) -> np.dtype[Any]:
         """The type that holds the scores of all files."""
         from pyarrow import types
 
+        if self.columns.by_option:
+            return np.dtype(float)
         scores = self.columns.scores
         kinds = {table.kinds[name] for table in self.tables for name in scores}
         if self.columns.listed:
@@ -377,6 +444,11 @@ class _Rows:
                         if self.columns.listed:
                             lists = _lists(column, name, self.width)
                             self.scores[:, rows] = lists.T
+                        elif self.columns.by_option:
+                            options = self.columns.class_names
+                            numbers, is_missing = by_option(column, name, options)
+                            self.scores[:, rows] = numbers
+                            self.unlisted[:, rows] = is_missing
                         else:
                             numbers = numbers_of(column, name)
                             self.scores[row_of[name], rows] = numbers
@@ -409,7 +481,9 @@ class _Rows:
         by = {name: _values(self.column(name), name) for name in columns.by}
         if columns.kind == CONFIDENCE:
             confidence = self.scores[0].astype(np.float64, copy=False)
-            return TopLabels(confidence, self._correct(), weights, by)
+            return TopLabels(confidence, self._correct(confidence), weights, by)
+        if self.unlisted.any():
+            self.notes.append(fill_unlisted(self.scores, self.unlisted, columns))
         scores = self.scores.T
         if columns.kind == "logits":
             check_not_probabilities(scores)
@@ -417,28 +491,73 @@ class _Rows:
             scores = _with_complement(self.scores[0], columns.scores[0])
         elif columns.scores == columns.class_names:
             _check_look_like_probabilities(scores)
-        labels = np.zeros(len(scores), np.int64)
-        if columns.label is not None:
-            column = self.column(columns.label)
-            names = columns.class_names
-            if columns.kind == SCORE and are_flags(column, columns.label, names):
-                names = FLAGS
-            labels = label_ids(column, f"column {columns.label!r}", names)
+        class_names, labels = self._labels()
         kind = "logits" if columns.kind == "logits" else "probs"
-        found: dict[str, Any] = {kind: scores, "class_names": columns.class_names}
-        return Predictions(labels, **found, weights=weights, by=by)
+        found: dict[str, Any] = {kind: scores, "class_names": class_names}
+        made = Predictions(labels, **found, weights=weights, by=by)
+        if self.unlisted.any() and columns.label is not None:
+            self.notes += on_unlisted_labels(made, self.unlisted)
+        return made
 
-    def _correct(self) -> NDArray[np.int64]:
+    def _labels(self) -> tuple[tuple[str, ...] | None, NDArray[np.int64]]:
+        """The names of the classes, and the label (N,) of each row, 0 if they are not read."""
+        columns = self.columns
+        names = columns.class_names
+        positive = columns.positive_class
+        if columns.label is None:
+            # The other class has no name without labels.
+            known = names if positive is None else None
+            return known, np.zeros(self.starts[-1], np.int64)
+        column = self.column(columns.label)
+        argument = f"column {columns.label!r}"
+        if positive is not None:
+            # As texts, integers are names, also if no other label gives them an order.
+            column = column.cast("string")
+            names = (other_label(column, argument, positive) or names[0], positive)
+            self.notes.append(
+                f"The column {columns.scores[0]!r} is read as the probability of {positive!r}, "
+                f"and 1 minus it as that of {names[0]!r}."
+            )
+        elif columns.kind == SCORE and are_flags(column, columns.label, names):
+            return names, label_ids(column, argument, FLAGS)
+        self._check_one_order(column, argument)
+        told = OF_SCORES if columns.kind == SCORE else OF_TABLES
+        return names, label_ids(column, argument, names, told)
+
+    def _check_one_order(self, labels: Any, argument: str) -> None:
+        """Raise for ids as labels where files have their class columns in several orders,
+        or dictionaries, which have none.
+        """
+        columns = self.columns
+        odd = []
+        for table in self.tables:
+            own = [name for name in table.names if name in columns.scores]
+            if columns.by_option or tuple(own) != columns.scores:
+                odd.append(table.file.name)
+        is_ordered = not odd or not are_ids(labels, argument, columns.class_names)
+        requirement = f"the classes to have one order, as {argument} holds ids"
+        got = f"none, or another one than before, in {few(odd)}"
+        way_out = "write names as labels, or class columns in the same order"
+        check(is_ordered, requirement, got, way_out)
+
+    def _correct(self, confidence: NDArray[Any]) -> NDArray[np.int64]:
         """Whether the predicted classes (N,) are correct."""
-        outcome = str(self.columns.outcome)
+        columns = self.columns
+        outcome = str(columns.outcome)
         marked = self.column(outcome)
+        labels = None if columns.label is None else self.column(columns.label)
         if outcome == CORRECT:
             requirement = "whether the prediction is correct"
             way_out = "write 0 or 1, or true or false"
             told = (requirement, way_out)
-            return label_ids(marked, f"column {outcome!r}", FLAGS, told)
-        label = str(self.columns.label)
-        return are_equal(marked, outcome, self.column(label), label)
+            correct = label_ids(marked, f"column {outcome!r}", FLAGS, told)
+            classes = [labels]
+        else:
+            correct = are_equal(marked, outcome, labels, str(columns.label))
+            classes = [marked, labels]
+        if columns.scores == (SCORE,) and labels is not None:
+            _check_is_a_confidence(confidence, classes)
+        return correct
 
     def column(self, name: str) -> Any:
         """A column of all files, with nulls for those without it;
@@ -542,6 +661,19 @@ def _with_complement(score: NDArray[Any], name: str) -> NDArray[Any]:
     way_out = "write the probability of the second class"
     refuse(outside, f"column {name!r}", "hold probabilities", score, way_out)
     return np.stack([1 - score, score], axis=1)
+
+
+def _check_is_a_confidence(score: NDArray[Any], classes: Sequence[Any]) -> None:
+    """Raise for a score below 1/2 next to predictions and labels of two classes.
+
+    It may be the probability of one of them. As the confidence of the prediction it would be that
+    of the less probable class.
+    """
+    if n_different(classes) > 2:
+        return
+    requirement = "be at least 0.5, as the confidence of one of two classes"
+    way_out = "name it prob_<class> if it is that of one class, else confidence"
+    refuse(score < 0.5, f"column {SCORE!r}", requirement, score, way_out)
 
 
 def _check_look_like_probabilities(scores: NDArray[Any]) -> None:

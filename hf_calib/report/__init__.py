@@ -1,4 +1,4 @@
-"""A calibration report: every metric with its interval, tables, figures, and a diagnosis in words."""
+"""A calibration report: metrics with intervals, tables, figures, and a diagnosis in words."""
 
 from hf_calib.metrics.sums import Interval
 from hf_calib.report.document import Document

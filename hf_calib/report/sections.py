@@ -1,4 +1,4 @@
-"""The sections that not every report has: a rule, entities, out-of-distribution inputs, soft labels, slices."""
+"""Sections that not every report has: a rule, entities, OOD inputs, soft labels, slices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -27,20 +27,20 @@ from hf_calib.metrics.sums import (
     BinSums,
     Interval,
     binned_error,
+    interval_of,
     top_label,
     top_label_error,
 )
 from hf_calib.plots.rows import slice_diagram
 from hf_calib.report import document
-from hf_calib.report.chance import Coins, gap_interval
-from hf_calib.report.document import Block, Bullets, Cells, Section, Table, listed
+from hf_calib.report.chance import coins_of_sums, gap_interval, p_value
+from hf_calib.report.document import Bullets, Cells, Section, Table, cell, listed
 from hf_calib.report.measured import (
     MEASURES,
     Settings,
-    bootstrapped,
-    mean_of_counts,
+    resampled_means,
 )
-from hf_calib.report.rows import are_few
+from hf_calib.report.rows import Group, are_few
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,31 +53,32 @@ Scores = Mapping[str, Interval]
 class ReportSection:
     """A part of a report with a table, and sentences on how to read the table."""
 
-    caption: ClassVar[
-        str
-    ]  # the table's caption, where {level} is the level of the intervals
+    caption: str  # the table's caption, where {level} is the level of the intervals
     title: Any  # the heading
-    corner: ClassVar[str]  # the header of the table's first column
-    titles: ClassVar[Mapping[str, str]]  # the titles of the table's rows
+    corner: str  # the header of the table's first column
+    titles: Mapping[str, str]  # the titles of the table's rows
     sentences: Callable[[], list[str]]  # what was compared, and how to read the table
     before: Any
     after: Any = None
 
+    @property
+    def states(self) -> dict[str, Any]:
+        """The results before and after calibration by the names of their columns."""
+        return document.columns(self.before, self.after)
+
     def table(self) -> Cells:
         """A header, and a row for each result, before and after calibration."""
-        return document.table_of(
-            self.corner, self.titles, document.columns(self.before, self.after)
-        )
+        return document.table_of(self.corner, self.titles, self.states)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but arrays in JSON types; undefined numbers are None."""
-        return dict(document.plain(self))
+        return dict(document.plain(document.compared(self)))
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
         """The figures of the section by name; most sections have none."""
         return {}
 
-    def block(self, level: str) -> Block:
+    def block(self, level: str) -> Section:
         """The heading, the table and the sentences."""
         table = Table(self.caption.format(level=level), *self.table(), title=self.title)
         return Section(self.title, [table, Bullets(self.sentences(), faint=True)])
@@ -99,28 +100,37 @@ class DecisionSection(ReportSection):
     n_shared: int = 0  # of other rows, the number that are among those of the fit
 
     def sentences(self) -> list[str]:
-        if self.n_fitted == 0:
-            fitted = "Nothing of it was fitted."
-        else:
+        fitted = "Nothing of it was fitted."
+        if self.n_fitted > 0:
             where = "other rows"
             if self.of_fit:
                 where = "the same rows, with intervals for this rule on new inputs"
-            elif self.n_shared:
+            elif self.n_shared > 0:
                 where = f"rows, {self.n_shared:,} of them from the fit"
             rows = counted(self.n_fitted, "row")
             fitted = f"It was fitted on {rows}, and measured on {where}."
         sentences = [f"The rule {self.promise}. {fitted}"]
-        if self.of_fit and "accuracy" in self.before:
+        results = self.before
+        if self.of_fit and "accuracy" in results:
             sentences.append(
                 "The lower end of the accuracy is the promise; its value is that of the fit's rows."
             )
-        if "answered" in self.before and "accuracy" not in self.before:
+        if "answered" in results and "accuracy" not in results:
             sentences.append("No input is answered.")
-        if "saving" in self.before:
+        if "saving" in results:
             sentences.append(
                 "The saving is relative to the decision for the most probable class."
             )
         return sentences
+
+
+_ENTITY_TITLES = {
+    "f1": "F1",
+    "precision": "Precision",
+    "recall": "Recall",
+    "ece_product": "ECE, product of the tokens' probabilities",
+    "ece_minimum": "ECE, smallest of the tokens' probabilities",
+}
 
 
 @dataclass(frozen=True)
@@ -130,89 +140,86 @@ class EntitySection(ReportSection):
     caption = "Entities, with {level} intervals over sentences"
     title = "Entities"
     corner = "entities"
-    titles: ClassVar[Mapping[str, str]] = {
-        "f1": "F1",
-        "precision": "Precision",
-        "recall": "Recall",
-        "ece_product": "ECE, product of the tokens' probabilities",
-        "ece_minimum": "ECE, smallest of the tokens' probabilities",
-    }
+    titles = _ENTITY_TITLES
 
     n_sentences: int
     n_true: int  # entities
-    found: tuple[Entities, ...] = field(
-        repr=False, compare=False
-    )  # those predicted, before and after
+    # Those predicted, before and after.
+    found: tuple[Entities, ...] = field(repr=False, compare=False)
     before: Scores
     after: Scores | None = None
 
+    @property
+    def n_predicted(self) -> list[int]:
+        """The numbers of predicted entities, before and after."""
+        return [len(each.correct) for each in self.found]
+
     def sentences(self) -> list[str]:
-        counts = [f"{len(found.correct):,}" for found in self.found]
-        predicted = (
-            counts[0]
-            if self.after is None
-            else f"{counts[0]} before, {counts[1]} after"
-        )
+        shown = [f"{n:,}" for n in self.n_predicted]
+        predicted = shown[0]
+        if self.after is not None:
+            predicted = f"{shown[0]} before, {shown[1]} after"
         return [
-            f"True entities: {self.n_true:,} in {counted(self.n_sentences, 'sentence')}; predicted: {predicted}. One "
-            "is correct if a true entity has the same type, first and last token. Intervals resample sentences.",
-            "ECE: mean distance, over bins of confidence, between the share of correct predicted entities and their "
-            "confidence, the product or the smallest of the probabilities of their tokens' tags. Missed entities have "
-            "no confidence; see the recall. Noise makes both errors larger, so they have no interval.",
+            f"True entities: {self.n_true:,} in {counted(self.n_sentences, 'sentence')}; "
+            f"predicted: {predicted}. One is correct if a true entity has the same type, first and "
+            "last token. Intervals resample sentences.",
+            "ECE: mean distance, over bins of confidence, between the share of correct predicted "
+            "entities and their confidence, the product or the smallest of the probabilities of "
+            "their tokens' tags. Missed entities have no confidence; see the recall. Noise makes "
+            "both errors larger, so they have no interval.",
         ]
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
-        """The reliability of each confidence, before and after; none where a state predicts no entity."""
-        if not all(len(each.correct) for each in self.found):
+        """The reliability of each confidence; none where a state predicts no entity."""
+        # A diagram without confidences has nothing to draw.
+        if 0 in self.n_predicted:
             return {}
-        names = (
-            ["predicted entities"]
-            if self.after is None
-            else ["before", "after calibration"]
-        )
-        panels: dict[str, Any] = {"product": {}, "minimum": {}}
-        for kind, panel in panels.items():
-            for name, each in zip(names, self.found, strict=True):
-                panel[name] = getattr(each, kind), each.correct
+        names = ["predicted entities"]
+        if self.after is not None:
+            names = ["before", "after calibration"]
+        panels: Any = {"product": {}, "minimum": {}}
+        for name, each in zip(names, self.found, strict=True):
+            panels["product"][name] = each.product, each.correct
+            panels["minimum"][name] = each.minimum, each.correct
         return {"entities": plots.reliability_grid(panels, n_bins=n_bins)}
 
     def to_dict(self) -> dict[str, Any]:
         record = super().to_dict()
-        for state, found in zip(("before", "after"), self.found, strict=False):
-            record[state] = {"n_predicted": len(found.correct), **record[state]}
+        for state, n in zip(("before", "after"), self.n_predicted, strict=False):
+            record[state] = {"n_predicted": n, **record[state]}
         return record
 
 
 def with_entities(report: CalibrationReport, sentences: ArrayLike) -> CalibrationReport:
-    """Add the entities of tokens whose tags are BIO, and a caveat; `sentences` (N,) are each token's."""
+    """Add the entities of tokens with BIO tags, and a caveat; `sentences` (N,) are each token's."""
     caveat = (
-        "The examples are tokens. The tokens of one sentence are not independent, but tests and intervals of their "
-        "metrics treat them as independent, so the intervals are too narrow."
+        "The examples are tokens. The tokens of one sentence are not independent, but tests and "
+        "intervals of their metrics treat them as independent, so the intervals are too narrow."
     )
-    section = None
+    report = replace(report, notes=(*report.notes, caveat))
     names = report.class_names
-    if are_bio(names) and report.before.probs is not None:
-        states = [each for each in (report.before, report.after) if each is not None]
-        found = [
-            find_entities(each.probs, report.labels, sentences, tag_names=names)
-            for each in states
-        ]
-        scores = [entity_scores(each, **report.settings._asdict()) for each in found]
-        n_true = found[0].n_true
-        section = EntitySection(len(n_true), int(n_true.sum()), tuple(found), *scores)
-    return replace(report, entities=section, notes=(*report.notes, caveat))
+    # Weights of tokens are none of entities, so weighted rows keep no probabilities.
+    if report.before.probs is None or not are_bio(names):
+        return report
+    found = []
+    scores = []
+    for state in report.states.values():
+        of_state = find_entities(state.probs, report.labels, sentences, tag_names=names)
+        found.append(of_state)
+        scores.append(entity_scores(of_state, **report.settings._asdict()))
+    n_true = of_state.n_true
+    section = EntitySection(len(n_true), int(n_true.sum()), tuple(found), *scores)
+    return replace(report, entities=section)
 
 
 _RATES = {"auroc": "AUROC", "fpr95": "FPR at 95%"}
-_OF_PROBABILITIES = (
-    "max_probability",
-    "entropy",
-)  # A shift of all logits in a row does not change these.
+# A shift of all logits in a row does not change these.
+_OF_PROBABILITIES = ("max_probability", "entropy")
 
 
 @dataclass(frozen=True)
 class OodSection(ReportSection):
-    """Out-of-distribution inputs against the rows of a report, measured by `hf_calib.metrics.ood_detection`."""
+    """Out-of-distribution inputs against a report's rows, by `hf_calib.metrics.ood_detection`."""
 
     caption = "Out-of-distribution inputs, with {level} intervals"
 
@@ -227,22 +234,22 @@ class OodSection(ReportSection):
 
     def sentences(self) -> list[str]:
         return [
-            f"The inputs of {self.name} ({self.n_examples:,}), which belong to none of the classes, are compared with "
-            "the rows of this report. An input is flagged if its uncertainty is above a threshold.",
-            "AUROC: the probability that such an input is more uncertain than a row of this report; 0.5 is chance. FPR "
-            "at 95%: the share of such inputs that is accepted if 95% of the rows are.",
+            f"The inputs of {self.name} ({self.n_examples:,}), which belong to none of the "
+            "classes, are compared with the rows of this report. An input is flagged if its "
+            "uncertainty is above a threshold.",
+            "AUROC: the probability that such an input is more uncertain than a row of this "
+            "report; 0.5 is chance. FPR at 95%: the share of such inputs that is accepted if 95% "
+            "of the rows are.",
         ]
 
     def table(self) -> Cells:
-        titles: dict[str, str] = {}
-        columns = document.columns(self.before, self.after)
-        states: dict[str, dict[str, Interval]] = {state: {} for state in columns}
+        states = self.states
+        rows = []
         for rate, title in _RATES.items():
             for score in self.before:
-                titles[f"{rate} {score}"] = f"{title}, {OOD_SCORES[score].lower()}"
-                for state, found in columns.items():
-                    states[state][f"{rate} {score}"] = getattr(found[score], rate)
-        return document.table_of("score", titles, states)
+                cells = [cell(getattr(each[score], rate)) for each in states.values()]
+                rows.append([f"{title}, {OOD_SCORES[score].lower()}", *cells])
+        return ["score", *states], rows
 
 
 def ood_section(
@@ -255,8 +262,9 @@ def ood_section(
 ) -> OodSection:
     """Measure how well out-of-distribution inputs are separated from the rows of a report.
 
-    `before` and `after` are logits (N, C) of the report's rows and (N', C) of the out-of-distribution inputs. If these
-    are logarithms of `probabilities`, two scores are left out. The seed is for `hf_calib.metrics.ood_detection`.
+    `before` and `after` are logits (N, C) of the report's rows and (N', C) of the
+    out-of-distribution inputs. If these are logarithms of `probabilities`, two scores are left out.
+    The seed is for `hf_calib.metrics.ood_detection`.
     """
     scores = _OF_PROBABILITIES if probabilities else tuple(OOD_SCORES)
     found: Any = [
@@ -268,7 +276,7 @@ def ood_section(
 
 _TRUE = "true_calibration_error"
 #: The metrics against the labels of several annotators, by key; noise makes binned errors larger.
-SOFT_MEASURES: dict[str, str] = {
+SOFT_MEASURES = {
     "accuracy": "Mean share of the predicted class",
     "ece": MEASURES["ece"].title,
     "adaptive_ece": MEASURES["adaptive_ece"].title,
@@ -286,35 +294,37 @@ class SoftLabelSection(ReportSection):
     caption = "Metrics against soft labels, with {level} intervals"
     title = "Against soft labels"
     corner = "against soft labels"
-    titles: ClassVar[Mapping[str, str]] = SOFT_MEASURES
+    titles = SOFT_MEASURES
 
     n_examples: int
-    agreement: (
-        float  # the share of rows whose label is the largest part of the soft label
-    )
+    # The share of rows whose label is the largest part of the soft label.
+    agreement: float
     entropy: float  # of the soft labels, mean, in nats
     before: Scores
     after: Scores | None = None
 
     def sentences(self) -> list[str]:
         return [
-            f"A soft label has each class's share among an example's annotators ({self.n_examples:,} examples). In the "
-            "binned errors the share of the predicted class replaces its correctness, so that an ambiguous example "
-            "does not count as a wrong prediction.",
-            "The true calibration error is the mean distance between an example's probabilities and its shares, and "
-            "errors in it do not cancel. It includes the noise of the shares, which is larger with few annotators.",
-            f"The shares have an entropy of {self.entropy:.4f} nats, a lower bound of every model's negative "
-            "log-likelihood.",
+            "A soft label has each class's share among an example's annotators "
+            f"({self.n_examples:,} examples). In the binned errors the share of the predicted "
+            "class replaces its correctness, so that an ambiguous example does not count as a "
+            "wrong prediction.",
+            "The true calibration error is the mean distance between an example's probabilities "
+            "and its shares, and errors in it do not cancel. It includes the noise of the shares, "
+            "which is larger with few annotators.",
+            f"The shares have an entropy of {self.entropy:.4f} nats, a lower bound of every "
+            "model's negative log-likelihood.",
         ]
 
     @property
     def warnings(self) -> list[str]:
         """A caveat if the shares hardly agree with the labels."""
-        way_out = (
-            "Check that they are in the order of the rows and of the model's classes."
-        )
-        caveat = f"The label has the largest share of the soft label in only {self.agreement:.1%} of rows. {way_out}"
-        return [caveat] if self.agreement < 0.5 else []
+        if self.agreement >= 0.5:
+            return []
+        return [
+            f"The label has the largest share of the soft label in only {self.agreement:.1%} of "
+            "rows. Check that they are in the order of the rows and of the model's classes."
+        ]
 
 
 def soft_label_section(
@@ -323,7 +333,7 @@ def soft_label_section(
     states: Sequence[NDArray[Any]],
     settings: Settings,
 ) -> SoftLabelSection:
-    """Measure probabilities (N, C), before and perhaps after, against soft labels (N, C) of `check_soft_labels`."""
+    """Measure probabilities (N, C), before and perhaps after, against soft labels (N, C)."""
     agreement = float((soft_labels.argmax(axis=1) == labels).mean())
     entropy = float(entr(np.clip(soft_labels, 0, 1)).sum(axis=1).mean())
     found = [_against(soft_labels, probs, settings) for probs in states]
@@ -336,46 +346,43 @@ def _against(
     """The metrics of probabilities (N, C) against soft labels (N, C), by key."""
     n_bins = settings.n_bins
     top = top_label(probs, soft_labels)
-    classwise = classwise_calibration_error(probs, soft_labels, n_bins=n_bins)
-    adaptive = top_label_error(top, n_bins=n_bins, binning="quantile")
     means = {
         _TRUE: distances(probs, soft_labels),
         "brier": squared_distances(probs, soft_labels),
         "nll": negative_logs(probs, soft_labels),
     }
-    found = {
-        "accuracy": settings.of_frequency(float(top.correct.mean()), len(probs)),
-        "ece": Interval(top_label_error(top, n_bins=n_bins)),
-        "adaptive_ece": Interval(adaptive),
-        "classwise_ece": Interval(classwise),
-    }
-    found |= {key: Interval(float(values.mean())) for key, values in means.items()}
+    values = {key: float(rows.mean()) for key, rows in means.items()}
+    values["ece"] = top_label_error(top, n_bins=n_bins)
+    values["adaptive_ece"] = top_label_error(top, n_bins=n_bins, binning="quantile")
+    values["classwise_ece"] = classwise_calibration_error(
+        probs, soft_labels, n_bins=n_bins
+    )
+    found = {key: Interval(value) for key, value in values.items()}
+    share = float(top.correct.mean())
+    found["accuracy"] = settings.of_frequency(share, len(probs))
     if are_few(*probs.shape):
-        evaluate = {key: mean_of_counts(values) for key, values in means.items()}
-        found |= bootstrapped(evaluate, found, len(probs), settings)
+        for key, draws in resampled_means(means, settings).items():
+            found[key] = interval_of(values[key], draws, settings.confidence_level)
     return {key: found[key] for key in SOFT_MEASURES}
 
 
 _SHOWN = 20
-_COLUMNS: dict[str, Callable[[Any], str]] = {
-    "rows": lambda row: f"{row.n_rows:,}",
-    "accuracy": lambda row: f"{row.accuracy:.3f}",
-    "confidence": lambda row: f"{row.confidence:.3f}",
-    "gap": lambda row: document.cell(row.gap, "+.3f"),
-    "ECE": lambda row: document.cell(row.ece),
-    "maximum": lambda row: f"{row.mce:.3f}",
-    "NLL": lambda row: f"{row.nll.value:.4f}",
-    "Brier": lambda row: f"{row.brier.value:.4f}",
-    "p": lambda row: (
-        ""
-        if row.p_value is None
-        else f"{document.p_cell(row.p_value)}{' *' * row.differs}"
-    ),
+# The columns of the table: a header, and the attribute of a slice with its form.
+_COLUMNS = {
+    "rows": ("n_rows", ","),
+    "accuracy": ("accuracy", ".3f"),
+    "confidence": ("confidence", ".3f"),
+    "gap": ("gap", "+.3f"),
+    "ECE": ("ece", ".4f"),
+    "maximum": ("mce", ".3f"),
+    "NLL": ("nll.value", ".4f"),
+    "Brier": ("brier.value", ".4f"),
+    "p": ("judged", ""),
 }
-_LEAST_CHANCE = (
-    1e-6  # Of a correct row, after its confidence is shifted by the gap of the others.
-)
-_RESAMPLES = 200  # For the interval of each slice; there may be 1,000 slices.
+# Of a correct row, after its confidence is shifted by the gap of the others.
+_LEAST_CHANCE = 1e-6
+# For the interval of each slice; there may be 1,000 slices.
+_RESAMPLES = 200
 
 
 @dataclass(frozen=True)
@@ -392,10 +399,15 @@ class Slice:
     mce: float
     nll: Interval
     brier: Interval
-    p_value: (
-        float | None
-    )  # of such a difference from the gap of all other rows, if there are any
+    # Of such a difference from the gap of all other rows, if there are any.
+    p_value: float | None
     differs: bool = False  # beyond chance
+
+    @property
+    def judged(self) -> str:
+        """The p-value as the table shows it, with a star if the slice differs."""
+        shown = cell(self.p_value, "p")
+        return f"{shown} *" if self.differs else shown
 
 
 @dataclass(frozen=True)
@@ -423,46 +435,43 @@ class SliceSection(ReportSection):
     def differing(self) -> str:
         """The number of slices that differ, in words; "" if there are none."""
         n_found = sum(each.differs for each in self.slices)
-        differ = "differs" if n_found == 1 else "differ"
         if n_found == 0:
             return ""
+        differ = "differs" if n_found == 1 else "differ"
         return f"{n_found} of {len(self.slices)} values of {self.column} {differ}"
 
     @property
     def finding(self) -> str:
         """A sentence on the slices that differ."""
-        found = [
-            f"{each.name} ({each.gap.value:+.3f})"
-            for each in self.slices
-            if each.differs
-        ]
         end = "from the other rows beyond chance in confidence minus accuracy"
-        if not found:
+        if not self.differing:
             return f"No value of {self.column} differs {end}."
-        return f"{self.differing} {end}: {listed(found)}."
+        found = [each for each in self.slices if each.differs]
+        named = listed([f"{each.name} ({each.gap.value:+.3f})" for each in found])
+        return f"{self.differing} {end}: {named}."
 
     def sentences(self) -> list[str]:
         n_slices = len(self.slices)
-        shown = (
-            [f"The table has {_SHOWN} of {n_slices} slices."]
-            if n_slices > _SHOWN
-            else []
-        )
-        chance = "p is the p-value of the difference between a slice's gap and the gap of all other rows"
-        return [f"{chance}, corrected for {counted(n_slices, 'slice')} (Holm).", *shown]
+        corrected = f"corrected for {counted(n_slices, 'slice')} (Holm)"
+        sentences = [
+            "p is the p-value of the difference between a slice's gap and the gap of all other "
+            f"rows, {corrected}."
+        ]
+        if n_slices > _SHOWN:
+            sentences.append(f"The table has {_SHOWN} of {n_slices} slices.")
+        return sentences
 
     def table(self) -> Cells:
-        columns = {self.column: lambda row: str(row.name), **_COLUMNS}
+        columns = {self.column: ("name", ""), **_COLUMNS}
         return document.table_of_rows(self.slices[:_SHOWN], columns)
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
         """Each slice's gap with its interval."""
         shown = self.slices[:_SHOWN]
+        names = [each.name for each in shown]
         gaps = np.array([each.gap for each in shown])
         differ = np.array([each.differs for each in shown])
-        figure = slice_diagram(
-            [each.name for each in shown], gaps, differ, column=self.column
-        )
+        figure = slice_diagram(names, gaps, differ, column=self.column)
         return {self.figure_name: figure}
 
 
@@ -470,99 +479,105 @@ def slice_section(
     column: str, names: Sequence[str], groups: GroupSums, settings: Settings
 ) -> SliceSection:
     """Measure each slice of a column, and compare it with all other rows."""
-    bins = groups.bin_sums()
-    effective = groups.effective_rows()
-    n_rows = groups.n_rows()
-    masses = bins.counts.sum(axis=1)
-    used = np.flatnonzero(masses > 0)
-    p_values: list[Any] = slice_p_values(groups, used) if len(used) > 1 else [None]
-    _, errors = groups.mean("gap")
+    masses = groups.bins[1].sum(axis=1)
+    used = np.flatnonzero(masses)
+    p_values: list[Any] = [None]
+    if len(used) > 1:
+        p_values = slice_p_values(groups, used)
+    shares = masses / masses.sum()
     slices = []
-    for group, p_value in zip(used.tolist(), p_values, strict=True):
-        own = BinSums(
-            *(part[group] * (effective[group] / masses[group]) for part in bins)
-        )
-        n, stated, right = (float(part.sum()) for part in own)
-        squares = float(groups.bins[3, group].sum()) * effective[group] / masses[group]
-        confidence = stated / n
-        accuracy = right / n
-        gap, _ = gap_interval(
-            confidence,
-            accuracy,
-            stated=max(stated - squares, 0.0) / n,
-            error=float(errors[group]),
-            effective=n,
-            z=settings.z,
-        )
-        found = Slice(
-            name=names[group],
-            n_rows=int(n_rows[group]),
-            share=float(masses[group] / masses.sum()),
-            accuracy=accuracy,
-            confidence=confidence,
-            gap=gap,
-            ece=interval_of_bins(
-                own, **settings._replace(n_resamples=_RESAMPLES).drawing
-            ),
-            mce=float(binned_error(own, own.counts.sum(), "max")),
-            nll=settings.of_mean(groups, "nll", group),
-            brier=settings.of_mean(groups, "brier", group),
-            p_value=p_value,
-            differs=p_value is not None and p_value < 1 - settings.confidence_level,
-        )
-        slices.append(found)
-    slices.sort(
-        key=lambda each: (
-            not each.differs,
-            -abs(each.gap.value) if each.differs else -each.share,
-        )
-    )
+    for place, p in zip(used.tolist(), p_values, strict=True):
+        group = Group.of(groups, place)
+        share = float(shares[place])
+        slices.append(_measure_slice(names[place], group, share, p, settings))
+    slices.sort(key=_rank)
     return SliceSection(column, tuple(slices))
 
 
-def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
-    """The p-value of each non-empty slice for the hypothesis that its gap is that of all other rows.
+def _rank(found: Slice) -> tuple[bool, float]:
+    """Those that differ stand first, the largest gap at their head; then the largest slices."""
+    size = abs(found.gap.value) if found.differs else found.share
+    return not found.differs, -size
 
-    It is the larger one of testing the slice against the others and the others against the slice: either side may have
-    too few rows to tell its gap. It is corrected for the number of slices.
+
+def _measure_slice(
+    name: str, group: Group, share: float, p: float | None, settings: Settings
+) -> Slice:
+    """The numbers of one slice, with its share of all rows and the p-value of its difference."""
+    bins = group.scaled(group.uniform)
+    n, stated, right = (float(part.sum()) for part in bins)
+    confidence = stated / n
+    accuracy = right / n
+    # The sum of p (1 - p), the variance that the confidences state, is that of p less that of p^2.
+    squares = float(group.bins[3].sum()) * group.effective / group.total
+    _, error = group.mean_and_error("gap")
+    gap, _ = gap_interval(
+        confidence,
+        accuracy,
+        stated=max(stated - squares, 0.0) / n,
+        error=error,
+        effective=n,
+        z=settings.z,
+    )
+    drawing = settings._replace(n_resamples=_RESAMPLES).drawing
+    return Slice(
+        name=name,
+        n_rows=int(group.n_rows()[0]),
+        share=share,
+        accuracy=accuracy,
+        confidence=confidence,
+        gap=gap,
+        ece=interval_of_bins(bins, **drawing),
+        mce=float(binned_error(bins, n, "max")),
+        nll=settings.of_mean(group, "nll"),
+        brier=settings.of_mean(group, "brier"),
+        p_value=p,
+        differs=p is not None and p < 1 - settings.confidence_level,
+    )
+
+
+def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
+    """The p-value of each non-empty slice, if its gap is that of all other rows.
+
+    It is the larger one of testing the slice against the others and the others against the slice:
+    either side may have too few rows to tell its gap. It is corrected for the number of slices.
     """
-    effective = groups.effective_rows()
-    bins = groups.bin_sums()
-    totals = BinSums(*(part.sum(axis=0) for part in bins))
+    everything = Group.of(groups)
+    n_all = float(groups.effective_rows().sum())
     found = []
-    for group in used:
-        own = BinSums(*(part[group] for part in bins))
-        others = BinSums(
-            *(total - part for total, part in zip(totals, own, strict=True))
-        )
-        n_own = float(effective[group])
-        n_others = max(float(effective.sum()) - n_own, 1.0)
-        p_value = _p_of_difference(own, n_own, others, n_others)
-        reverse = _p_of_difference(others, n_others, own, n_own)
-        found.append(max(p_value, reverse))
+    for place in used:
+        own = Group.of(groups, place)
+        others = BinSums(*np.subtract(everything.uniform, own.uniform))
+        # The others may be of hardly any weight.
+        n_others = max(n_all - own.effective, 1.0)
+        p = _p_of_difference(own.uniform, own.effective, others, n_others)
+        reverse = _p_of_difference(others, n_others, own.uniform, own.effective)
+        found.append(max(p, reverse))
     return holm(found).tolist()
 
 
 def _p_of_difference(
     own: BinSums, n_own: float, others: BinSums, n_others: float
 ) -> float:
-    """The p-value of the number of correct rows, if the rows' gap is that of others; sums of bins, and effective rows.
+    """The p-value of a number of correct rows, if their gap is that of others.
 
-    It is the larger one of two: an exact one of that number, for few rows, and one that allows for the error of the
-    others' gap, for many.
+    It is the larger one of two: an exact one of that number, for few rows, and one that allows for
+    the error of the others' gap, for many.
     """
     mass = float(others.counts.sum())
     gap = float((others.confidence - others.correct).sum()) / mass
-    filled = own.counts > 0
+    accuracy = float(others.correct.sum()) / mass
     scale = n_own / float(own.counts.sum())
+    filled = own.counts > 0
+    # Rows of a bin count as rows of its mean confidence.
+    means = own.confidence[filled] / own.counts[filled]
     counts = own.counts[filled] * scale
-    stated = own.confidence[filled] / own.counts[filled]
-    chances = np.clip(stated - gap, _LEAST_CHANCE, 1 - _LEAST_CHANCE)
+    chances = np.clip(means - gap, _LEAST_CHANCE, 1 - _LEAST_CHANCE)
     expected = float(counts @ chances)
     variance = float(counts @ (chances * (1 - chances)))
-    right = float(own.correct.sum()) * scale
-    accuracy = float(others.correct.sum()) / mass
+    n_right = float(own.correct.sum()) * scale
+    # The others' gap is known up to an error, which moves all expected numbers together.
     of_others = n_own**2 * accuracy * (1 - accuracy) / n_others
-    z = max(abs(right - expected) - 0.5, 0.0) / math.sqrt(variance + of_others)
-    exact = Coins.of_sums(n_own, expected, expected - variance).p_value(right)
-    return max(exact, 2 * float(ndtr(-z)))
+    z = max(abs(n_right - expected) - 0.5, 0.0) / math.sqrt(variance + of_others)
+    coins = coins_of_sums(n_own, expected, expected - variance)
+    return max(p_value(coins, n_right), 2 * float(ndtr(-z)))

@@ -304,8 +304,9 @@ def _are_the_same(labels: NDArray[Any], arriving: NDArray[Any]) -> bool:
     """Whether labels are unchanged, except that a collator may repeat, cut or ignore those of
     tokens.
     """
-    ours = labels[labels != IGNORE_INDEX]
-    theirs = arriving[arriving != IGNORE_INDEX]
+    # Fractions are rounded on their way into a tensor.
+    ours = labels[labels != IGNORE_INDEX].astype(np.float32)
+    theirs = arriving[arriving != IGNORE_INDEX].astype(np.float32)
     if len(ours) == len(theirs):
         return np.array_equal(ours, theirs)
     return len(theirs) > 0 and set(theirs.tolist()) <= set(ours.tolist())

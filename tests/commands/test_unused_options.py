@@ -37,6 +37,9 @@ OF_MODELS = {
 }
 OF_PREDICTIONS = {
     "option_scores": ("--option-scores", "per_byte"),
+    "positive_class": ("--positive-class", "law"),
+    "prob_prefix": ("--prob-prefix", "p_"),
+    "unlisted_at": ("--unlisted-at", 0.01),
 }
 OF_BOTH = {
     *("source", "data", "test_data", "ood_data", "output"),

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from hf_calib.losses import focal, make_loss
 from hf_calib.losses.statistics import fused
+from hf_calib.losses.statistics.definitions import RIVALS
 from tests.helpers.loss_cases import (
     VARIANTS,
     Variant,
@@ -41,23 +42,20 @@ if not INTERPRETED and DEVICE == "cpu":
         allow_module_level=True,
     )
 
-# These need the probabilities of a row twice: the other path's.
-NOT_FUSED = [
-    v
-    for v in VARIANTS
-    if v[0] in ("mbls", "mdca") or {"dece", "canonical"} & set(v[1].values())
-]
-NOT_FUSED = [
-    v for v in NOT_FUSED if v[1].get("margin_weight") != 0
-]  # whose weight is 0 reads nothing
-FUSED = [v for v in VARIANTS if v not in NOT_FUSED]
+# These couple the batch: the other path's.
+COUPLED = ("mdca", "mmce", "soft_ece", "kde_ece", "avuc", "ece_ce")
+# So are statistics that few users read: distances, other rivals than the next one, other norms than the sum.
+RARE = [v for v in VARIANTS if v[0] == "mbls" and v[1].get("margin_weight") != 0]
+RARE += [("dual_focal", {"rival": rival}) for rival in RIVALS if rival != "next"]
+RARE += [("logit_norm", {"p": p}) for p in (1.5, 2, 3)]
+FUSED = [v for v in VARIANTS if v[0] not in COUPLED and v not in RARE]
 SOME = (
     "cross_entropy",
     "dual_focal",
     "brier",
     "entropy_regularized",
     "label_smoothing",
-    "mmce",
+    "logit_norm",
 )
 
 
@@ -136,7 +134,7 @@ def test_where_they_do_not_run_the_other_path_is_taken(
     ):
         fused._works_on.cache_clear()
         with monkeypatch.context() as patch:
-            patch.setattr(fused, "KernelBlock", fails)
+            patch.setattr(fused, "KernelRows", fails)
             if isinstance(error, torch.OutOfMemoryError):
                 with pytest.raises(torch.OutOfMemoryError):
                     focal()(*batch(4, 5))
@@ -151,9 +149,7 @@ def test_where_they_do_not_run_the_other_path_is_taken(
     fused._works_on.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "variant", [v for v in FUSED if not make_loss(v[0]).couples_batch], ids=variant_id
-)
+@pytest.mark.parametrize("variant", FUSED, ids=variant_id)
 def test_ties_masks_and_large_logits(variant: Variant) -> None:
     logits, labels = batch(9, 9)
     logits[0] = 0
@@ -172,9 +168,8 @@ def test_ties_masks_and_large_logits(variant: Variant) -> None:
     assert (((gradient - plain).sum(1)).abs() <= 1e-4 * scale).all()
 
 
-EXTREME = [v for v in ALL if v in FUSED or v not in VARIANTS]
-EXTREME = [v for v in EXTREME if make_loss(v[0]).row_formula is not None]
-ONE_LAUNCH = sorted({name for name, _ in EXTREME})
+EXTREME = [v for v in ALL if v in FUSED or (v not in VARIANTS and v[0] != "mdca")]
+ONE_LAUNCH = sorted({name for name, _ in EXTREME if (name, {}) in FUSED})
 
 
 @pytest.mark.parametrize("variant", EXTREME, ids=variant_id)
@@ -307,7 +302,7 @@ def test_nothing_else_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     labels[2] = -100
     monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
     monkeypatch.setattr(torch, "empty_like", empty_like)
-    for name in (*SOME, "avuc", "logit_norm"):
+    for name in SOME:
         for dtype in (torch.float32, torch.bfloat16):
             leaf = logits.to(dtype).requires_grad_()
             torch.autograd.grad(make_loss(name)(leaf, labels), leaf)
@@ -344,12 +339,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from hf_calib.losses import LOSSES, make_loss
 from hf_calib.losses.statistics import kernels
-from hf_calib.losses.statistics.fused import constants_of, formula_of
-from hf_calib.losses.statistics.definitions import Confidence, OtherPowers
+from hf_calib.losses.statistics.fused import constants_of, formula_of, kind_of
 
 TYPES = dict(stride_n="i64", stride_c="i64", labels="*i64", is_right="*i64", n_cols="i32", n_edges="i32")
-TYPES |= dict.fromkeys(("stride_scale", "stride_ce", "stride_number", "stride_confidence"), "i64")
-NO_FORMULA = dict(FORMULA=None, HAS_NUMBER=False, GRADIENT=False, KEEPS=True)
+TYPES |= dict(stride_slope="i64")
 
 def compile(kernel, flags, logits="*fp32"):
     warps = flags["num_warps"]
@@ -364,23 +357,21 @@ def compile(kernel, flags, logits="*fp32"):
     assert made.asm["ptx"]
     print(kernel.__name__)
 
+ONE_OF_EACH_KIND = ("cross_entropy", "entropy_regularized", "dual_focal", "label_smoothing", "logit_norm", "bsce")
 losses = [make_loss(name) for name in LOSSES]
-losses += [make_loss("dual_focal", rival=rival) for rival in (0.1, "mean3", "mean_all")]
-losses += [make_loss("logit_norm", p=1.5), make_loss("label_smoothing", smoothing=1.0)]
+losses += [make_loss("dual_focal", rival=0.1), make_loss("label_smoothing", smoothing=1.0)]
 for loss in losses:
-    if loss.row_formula is None: continue
-    formula, has_number = formula_of(loss, loss.arguments(torch.ones(1)))
-    own = dict(FORMULA=formula, HAS_NUMBER=has_number, GRADIENT=True, KEEPS=False)
+    if loss.row_formula is None or None in map(kind_of, loss.reads): continue
+    formula = formula_of(loss.row_formula, loss.reads, loss.arguments(torch.ones(1)))
+    own = dict(FORMULA=formula, HAS_NUMBER=bool(loss.reads), GRADIENT=True, KEEPS=False)
     compile(kernels.forward_kernel, {**constants_of(loss.reads, 10), **own})
-    if loss.name in ("cross_entropy", "entropy_regularized", "dual_focal", "label_smoothing", "logit_norm"):
-        compile(kernels.backward_kernel, constants_of(loss.reads, 10))
-# Each dtype, each use of the flags and each size of a block.
-for logits, width in (("*bf16", 1000), ("*fp16", 100_000)):
-    own = dict(FORMULA=formula, HAS_NUMBER=has_number, GRADIENT=False, KEEPS=True)
-    compile(kernels.forward_kernel, {**constants_of(loss.reads, width), **own}, logits)
-    flags = constants_of((Confidence(), OtherPowers(2.0)), width)
-    compile(kernels.forward_kernel, {**flags, **NO_FORMULA}, logits)
-    compile(kernels.backward_kernel, flags, logits)
+    if loss.name not in ONE_OF_EACH_KIND: continue
+    # Each dtype and each size of a block.
+    compile(kernels.backward_kernel, constants_of(loss.reads, 10))
+    for logits, width in (("*bf16", 1000), ("*fp16", 100_000)):
+        own = dict(FORMULA=formula, HAS_NUMBER=bool(loss.reads), GRADIENT=False, KEEPS=True)
+        compile(kernels.forward_kernel, {**constants_of(loss.reads, width), **own}, logits)
+        compile(kernels.backward_kernel, constants_of(loss.reads, width), logits)
 """
 
 
@@ -396,13 +387,13 @@ def test_they_compile_for_a_gpu() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     made = done.stdout.split()
-    assert made.count("forward_kernel") == len(ONE_LAUNCH) + 5 + 4
-    assert made.count("backward_kernel") == 10 + 2
+    assert made.count("forward_kernel") == len(ONE_LAUNCH) + 2 + 2 * 8
+    assert made.count("backward_kernel") == 3 * 8
 
 
-@pytest.mark.parametrize("name", ["focal", "mmce"])
+@pytest.mark.parametrize("name", ["focal", "dual_focal"])
 def test_labels_changed_before_the_backward_pass_are_an_error(name: str) -> None:
-    """The gradient is made there in 16 bits, and where a penalty couples the batch."""
+    """The gradient is made there in 16 bits."""
     logits, labels = batch(6, 5, torch.bfloat16)
     labels = labels.clone()
     value = make_loss(name)(logits.requires_grad_(), labels)

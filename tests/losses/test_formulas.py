@@ -130,6 +130,7 @@ STATISTICS = [
     *(defined.Rival(rank) for rank in defined.RIVALS),
     *(defined.OtherPowers(power) for power in (1.0, 1.5, 2.0, 3.0)),
     *(defined.LogitNorm(order) for order in (1.0, 1.5, 2.0)),
+    *(defined.MeanExcess(margin) for margin in (0.0, 1.0)),
     defined.Entropy(),
     defined.MeanLogProb(),
     defined.Confidence(),

@@ -110,6 +110,30 @@ def test_a_second_backward_gives_the_same_gradient(dtype: torch.dtype) -> None:
 
 
 @wide_when_slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", [*SOME, "mmce"])
+def test_many_slopes_at_once(name: str, dtype: torch.dtype, width: int) -> None:
+    """The gradients of a batch of slopes are those of its slopes."""
+    loss = make_variant((name, {}), width)
+    logits, labels = random_batch(30, width)
+    labels[4] = -100
+    logits = logits.to(dtype).requires_grad_()
+    for reduction in ("sum",) if loss.couples_batch else ("sum", "none"):
+        value = loss(logits, labels, reduction=reduction)
+        slopes = torch.randn(
+            3, *value.shape, generator=torch.Generator().manual_seed(0)
+        ).to(value.dtype)
+        (found,) = torch.autograd.grad(
+            value, logits, slopes, is_grads_batched=True, retain_graph=True
+        )
+        wanted = [
+            torch.autograd.grad(value, logits, slope, retain_graph=True)[0]
+            for slope in slopes
+        ]
+        assert_close(found, torch.stack(wanted))
+
+
+@wide_when_slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @every_variant
 def test_ignored_rows_may_contain_anything(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -161,9 +162,12 @@ def test_pos_weight_is_for_several_labels() -> None:
         make_loss("focal", pos_weight=2.0).from_log_probs(logits[:, 0])
 
 
-@pytest.mark.parametrize(
-    "weight", [0, -1.0, [1.0, 0.0], [], "3", float("nan"), True, {1: 2.0}, [[1.0]]]
-)
+NO_WEIGHTS: list[Any] = [0, -1.0, [1.0, 0.0], [], "3", float("nan"), True, {1: 2.0}]
+# Each row of these has several numbers.
+NO_WEIGHTS += [[[1.0]], torch.ones(1, 5), np.ones((1, 5))]
+
+
+@pytest.mark.parametrize("weight", NO_WEIGHTS, ids=repr)
 def test_pos_weight_is_finite_and_positive(weight: Any) -> None:
     message = r"expected pos_weight to be \(C,\) finite positive numbers, or one"
     with pytest.raises(ValueError, match=message):

@@ -58,7 +58,7 @@ class TestTopLabels:
         )
         report.save(tmp_path / "out")
         assert (
-            "2,000 examples, top labels only"
+            "2,000 examples, top labels only, ECE in 15 equal-width bins"
             in (tmp_path / "out/report.md").read_text()
         )
 
@@ -145,6 +145,60 @@ class TestTopLabels:
         path = self.written(tmp_path / f"a.{form}", predicted, labels)
         with pytest.raises(InputError, match=message):
             read_predictions(path)
+
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    def test_a_score_next_to_predictions_is_their_confidence(
+        self, form: str, tmp_path: Path
+    ) -> None:
+        table = top_labels().rename(columns={"confidence": "score"})
+        path = write_table(table, tmp_path / f"a.{form}")
+        found = read_predictions(path).predictions
+        assert isinstance(found, TopLabels)
+        np.testing.assert_allclose(found.confidence, table["score"])
+        np.testing.assert_array_equal(found.correct, table["correct"])
+        label = np.where(table["correct"], "a", np.where(table.index % 2, "b", "c"))
+        named = table.drop(columns="correct").assign(prediction="a", label=label)
+        found = read_predictions(write_table(named, path)).predictions
+        assert isinstance(found, TopLabels)
+        np.testing.assert_array_equal(found.correct, table["correct"])
+        calibrate(path, tmp_path / "out", method="isotonic")
+        written = pandas.read_parquet(tmp_path / "out" / "predictions.parquet")
+        assert {*written.columns} == {*named.columns}
+
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            {"prediction": ["n", "p", "n"], "label": ["n", "p", "p"]},
+            {"prediction": [0, 1, 0], "label": [0, 1, 1]},
+            {"prediction": [False, True, False], "label": [False, True, True]},
+            {"correct": [1, 1, 0], "label": ["n", "p", "p"]},
+        ],
+    )
+    def test_a_score_below_a_half_may_be_that_of_one_of_two_classes(
+        self, columns: Any, form: str, tmp_path: Path
+    ) -> None:
+        table = pandas.DataFrame({"score": [0.2, 0.8, 0.4], **columns})
+        path = write_table(table, tmp_path / f"a.{form}")
+        message = rf"'score' to be at least 0\.5, .* got 0\.2 in row 0 of a\.{form}"
+        with pytest.raises(InputError, match=message):
+            read_predictions(path)
+        for name in ("confidence", "score"):
+            named = table.rename(columns={"score": name})
+            if name == "score":
+                named["score"] = [0.5, 0.8, 0.6]
+            write_table(named, path)
+            found = read_predictions(path).predictions
+            assert isinstance(found, TopLabels)
+            np.testing.assert_allclose(found.confidence, named[name])
+
+    def test_classes_next_to_a_confidence_that_is_named_score(
+        self, tmp_path: Path
+    ) -> None:
+        text = "neg,pos,score,prediction,label\n.9,.1,.9,neg,neg\n.2,.8,.8,pos,neg\n"
+        (tmp_path / "a.csv").write_text(text)
+        with pytest.raises(InputError, match="next to neg, pos, whose rows sum"):
+            read_predictions(tmp_path / "a.csv")
 
     def test_predictions_that_are_no_integers_or_texts(self, tmp_path: Path) -> None:
         flags = np.array([True, False, True])
@@ -349,6 +403,39 @@ class TestScores:
         with pytest.raises(InputError, match="to be no number but 1"):
             read_predictions(path, class_names=["ham", "spam"])
 
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    @pytest.mark.parametrize("labels", [[0, 1, 1], ["neg", "pos", "pos"]])
+    def test_classes_next_to_a_score_are_not_ignored(
+        self, labels: Any, form: str, tmp_path: Path
+    ) -> None:
+        """The score may be that of the predicted class."""
+        columns = {"id": [3, 4, 5], "neg": [0.9, 0.2, 0.4], "pos": [0.1, 0.8, 0.6]}
+        table = pandas.DataFrame({**columns, "flag": 1.0, "score": [0.9, 0.8, 0.6]})
+        path = write_table(table.assign(label=labels), tmp_path / f"s.{form}")
+        message = r"'score' next to neg, pos, whose rows sum to 1; keep one of them"
+        with pytest.raises(InputError, match=message):
+            read_predictions(path)
+        named = {"neg": "prob_neg", "pos": "prob_pos"}
+        write_table(table.assign(label=labels).rename(columns=named), path)
+        assert load_predictions(path).class_names == ("neg", "pos")
+
+    def test_certain_classes_that_labels_name_are_not_ignored(
+        self, tmp_path: Path
+    ) -> None:
+        text = "neg,pos,score,label\n1,0,1,neg\n0,1,1,pos\n"
+        (tmp_path / "s.csv").write_text(text)
+        with pytest.raises(InputError, match="next to neg, pos, whose rows sum"):
+            read_predictions(tmp_path / "s.csv")
+
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    def test_other_numbers_next_to_a_score(self, form: str, tmp_path: Path) -> None:
+        table = pandas.DataFrame(
+            {"age": [30, 41], "is_a": [1, 0], "is_b": [0, 1], "time": [0.4, 0.6]}
+        )
+        table = table.assign(cost=[0.6, 0.1], score=[0.2, 0.9], label=[0, 1])
+        found = load_predictions(write_table(table, tmp_path / f"s.{form}"))
+        np.testing.assert_allclose(found.probabilities()[:, 1], [0.2, 0.9])
+
     def test_scores_outside_of_0_and_1(self, tmp_path: Path) -> None:
         (tmp_path / "s.csv").write_text("score,label\n0.5,1\n1.5,1\n")
         with pytest.raises(
@@ -357,7 +444,181 @@ class TestScores:
             read_predictions(tmp_path / "s.csv")
 
 
+class TestPositiveClass:
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    @pytest.mark.parametrize(
+        ("name", "labels", "positive", "names"),
+        [
+            ("score", ["ham", "spam", "spam"], "spam", ("ham", "spam")),
+            ("score", ["ham", "spam", "spam"], "Spam", ("ham", "Spam")),
+            ("score", ["yes", "no", "no"], "no", ("yes", "no")),
+            ("score", [1, 0, 0], "0", ("1", "0")),
+            ("score", [5.0, 7.0, 7.0], "7", ("5", "7")),
+            ("score", [True, False, False], "False", ("true", "False")),
+            ("prob_neg", ["pos", "neg", "neg"], "neg", ("pos", "neg")),
+            ("prob_0", [1, 0, 0], "0", ("1", "0")),
+            ("prob_yes", ["yes", "yes", "yes"], "yes", ("not yes", "yes")),
+            ("score", [0, 0, 0], "0", ("not 0", "0")),
+            ("score", [5, 5, 5], "5", ("not 5", "5")),
+            ("score", [0, 5, 5], "5", ("0", "5")),
+        ],
+    )
+    def test_is_that_of_the_score(
+        self,
+        name: str,
+        labels: Any,
+        positive: str,
+        names: tuple[str, str],
+        form: str,
+        tmp_path: Path,
+    ) -> None:
+        table = pandas.DataFrame({name: [0.2, 0.9, 0.7], "label": labels})
+        path = write_table(table, tmp_path / f"s.{form}")
+        read = read_predictions(path, positive_class=positive)
+        found = read.predictions
+        expected = [1, 1, 1] if labels[0] == labels[1] else [0, 1, 1]
+        assert found.labels.tolist() == expected
+        np.testing.assert_allclose(found.probabilities()[:, 1], [0.2, 0.9, 0.7])
+        shown = [each.lower().removesuffix(".0") for each in found.names]
+        assert shown == [each.lower() for each in names]
+        (note,) = read.notes
+        assert f"{name!r} is read as the probability of {positive!r}" in note
+
+    def test_is_in_every_command_and_its_report(self, tmp_path: Path) -> None:
+        score = RNG.random(400)
+        label = np.where(RNG.random(400) < score, "spam", "ham")
+        table = pandas.DataFrame({"score": score, "label": label})
+        path = write_table(table, tmp_path / "s.csv")
+        write_table(table[::3], tmp_path / "t.csv")
+        pairs = np.stack([1 - score, score], axis=1)
+        wanted = expected_calibration_error(pairs, (label == "spam").astype(int))
+        report = evaluate(path, positive_class="spam", output=tmp_path / "out")
+        assert report.before.metrics["ece"].value == pytest.approx(wanted)
+        note = "and 1 minus it as that of 'ham'"
+        assert any(note in each for each in report.notes)
+        assert note in (tmp_path / "out" / "report.md").read_text()
+        given: dict[str, Any] = {"positive_class": "spam"}
+        done = calibrate(path, tmp_path / "c", method="temperature", **given)
+        assert any(note in each for each in done.report.notes)
+        decided = decide(path, accuracy=0.8, test_data=tmp_path / "t.csv", **given)
+        assert sum(note in each for each in decided.notes) == 1
+
+    def test_a_score_next_to_a_prediction_is_that_of_the_named_class(
+        self, tmp_path: Path
+    ) -> None:
+        text = "prediction,score,label\nham,0.2,ham\nspam,0.9,ham\nspam,0.7,spam\n"
+        (tmp_path / "s.csv").write_text(text)
+        found = read_predictions(tmp_path / "s.csv", positive_class="spam").predictions
+        assert found.labels.tolist() == [0, 0, 1]
+
+    @pytest.mark.parametrize(
+        ("text", "given", "message"),
+        [
+            (
+                "score,label\n.2,a\n.4,b\n.9,c\n",
+                {},
+                "'label' to have one other label than 'a', got b, c; write a column",
+            ),
+            ("score,label\n.2,no\n.9,yes\n", {}, "to be a label in .*'a' for no, yes"),
+            ("prob_a,prob_b,label\n.2,.8,a\n", {}, "with one score of two classes"),
+            ("a,b,label\n.2,.8,a\n", {}, "with one score of two classes"),
+            ("confidence,correct\n.2,1\n", {}, "with one score of two classes"),
+            ("prob_b,label\n.2,a\n", {}, "to be the class of column 'prob_b', got"),
+            (
+                "score,label\n.2,a\n.4,b\n",
+                {"class_names": ["b", "a"]},
+                "class_names to be left out with positive_class",
+            ),
+            ("score,label\n.2,a\n", {"positive_class": ""}, "to be one text, or None"),
+            ("score,label\n.2,a\n", {"positive_class": 1}, "to be one text, or None"),
+        ],
+    )
+    def test_refused(self, text: str, given: Any, message: str, tmp_path: Path) -> None:
+        (tmp_path / "s.csv").write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_predictions(tmp_path / "s.csv", **{"positive_class": "a", **given})
+
+    def test_arrays_have_all_classes(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "a.npz", probs=np.full((2, 2), 0.5), labels=[0, 1])
+        with pytest.raises(InputError, match="positive_class to be given with a table"):
+            read_predictions(tmp_path / "a.npz", positive_class="a")
+
+
+class TestPrefix:
+    def test_of_the_users_own(self, tmp_path: Path) -> None:
+        table = pandas.DataFrame({"p_cat": [0.5, 0.1], "p_dog": [0.5, 0.9]})
+        table = table.assign(prob_old=0.3, logit_old=2.0, label=["cat", "dog"])
+        path = write_table(table, tmp_path / "a.csv")
+        found = read_predictions(path, prob_prefix="p_").predictions
+        assert found.class_names == ("cat", "dog")
+        np.testing.assert_array_equal(found.labels, [0, 1])
+        only = table[["p_cat", "label"]].assign(label=["dog", "cat"])
+        read = read_predictions(
+            write_table(only, path), prob_prefix="p_", positive_class="cat"
+        )
+        np.testing.assert_allclose(read.predictions.probabilities()[:, 1], [0.5, 0.1])
+
+    def test_in_a_command(self, tmp_path: Path) -> None:
+        probs = RNG.dirichlet([1, 1], 100)
+        columns = {"p_a": probs[:, 0], "p_b": probs[:, 1], "label": ["a", "b"] * 50}
+        path = write_table(pandas.DataFrame(columns), tmp_path / "a.csv")
+        out = tmp_path / "out"
+        words = ("--prob-prefix", "p_", "--output", out, "--method", "temperature")
+        assert call("calibrate", path, *words).exit_code == 0
+        written = load_predictions(out / "predictions.parquet")
+        assert written.class_names == ("a", "b")
+
+    @pytest.mark.parametrize(
+        ("prefix", "message"),
+        [
+            ("q_", "given with columns that begin with it, got 'q_' with prob_a"),
+            ("", "prob_prefix to be one text, or None"),
+            ("lab", "the columns of labels, weights and by not to be those of classes"),
+        ],
+    )
+    def test_refused(self, prefix: str, message: str, tmp_path: Path) -> None:
+        text = "prob_a,prob_b,label,labx,laby\n.2,.8,a,.1,.9\n"
+        (tmp_path / "a.csv").write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_predictions(tmp_path / "a.csv", prob_prefix=prefix)
+
+    def test_the_classes_of_all_files(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("p_a,p_b,label\n.2,.8,a\n")
+        (tmp_path / "b.csv").write_text("p_a,p_b,p_c,label\n.2,.8,0,a\n")
+        with pytest.raises(InputError, match="those of the first file, got also 'p_c'"):
+            read_predictions(tmp_path, prob_prefix="p_")
+
+
 class TestClassColumnsWithoutPrefix:
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    def test_numbers_next_to_them_are_no_classes(
+        self, form: str, tmp_path: Path
+    ) -> None:
+        table = pandas.DataFrame({"id": [7, 8, 9], "cat": [0.5, 0.1, 0.3]})
+        table = table.assign(dog=1 - table["cat"], seconds=[0.3, 0.4, 0.5], w=1.0)
+        for labels in (["cat", "dog", "dog"], ["cat", "cat", "cat"]):
+            own = table.drop(columns="seconds") if len({*labels}) == 1 else table
+            path = write_table(own.assign(label=labels), tmp_path / f"a.{form}")
+            found = load_predictions(path)
+            assert found.class_names == ("cat", "dog")
+            np.testing.assert_allclose(found.probabilities()[:, 0], table["cat"])
+        # Ids do not say which columns are classes.
+        path = write_table(table.assign(label=[0, 1, 1]), tmp_path / f"a.{form}")
+        with pytest.raises(InputError, match="the class columns to hold probabilities"):
+            load_predictions(path)
+
+    def test_a_class_without_probability_is_one(self, tmp_path: Path) -> None:
+        text = "cat,dog,cow,label\n.5,.5,0,cat\n.1,.9,0,dog\n"
+        (tmp_path / "a.csv").write_text(text)
+        assert load_predictions(tmp_path / "a.csv").class_names == ("cat", "dog", "cow")
+
+    def test_a_label_that_no_column_names(self, tmp_path: Path) -> None:
+        rows = [".5,.5,9,cat"] * 300 + [".5,.5,9,bird"]
+        text = "\n".join(["cat,dog,n,label", *rows])
+        (tmp_path / "a.csv").write_text(text)
+        with pytest.raises(InputError, match=r"\(cat, dog\), got 'bird' in row 300"):
+            load_predictions(tmp_path / "a.csv")
+
     @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
     def test_texts_next_to_them_are_no_classes(self, form: str, tmp_path: Path) -> None:
         table = pandas.DataFrame({"text": ["x", "y"], "cat": [0.5, 0.1]})
@@ -379,8 +640,8 @@ class TestClassColumnsWithoutPrefix:
         ({"by": "id"}, "by to be a list of texts, got 'id'"),
         ({"by": None}, "by to be a list of texts, got None"),
         ({"class_names": "ab"}, "class_names to be a list of texts, got 'ab'"),
-        ({"label_column": ["label"]}, "label_column to be the name of a column"),
-        ({"weight_column": 3}, "weight_column to be the name of a column"),
+        ({"label_column": ["label"]}, "label_column to be one text, or None"),
+        ({"weight_column": 3}, "weight_column to be one text, or None"),
         ({"option_scores": "acc_norm"}, "option_scores to be one of sum, per_char"),
         ({"sources": None}, "sources to be a list of texts, got None"),
         ({"sources": [None]}, r"sources to be a list of texts, got \[None\]"),

@@ -230,9 +230,58 @@ def test_the_lists_of_old_versions(as_list: bool, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.as_logits(), wanted.as_logits())
 
 
+def as_dictionary(values: list[Any], name: str) -> dict[str, Any]:
+    """Values by keys with numbers, of which the tenth is sorted before the second."""
+    found = {f"{name}_{place}": each for place, each in enumerate(values)}
+    return dict(sorted(found.items()))
+
+
+def without_filter(row: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in row.items() if key != "filtered_resps"}
+    return kept | {"resps": [[pair] for pair in row["filtered_resps"]]}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda row: row | {"arguments": json.dumps(row["arguments"])},
+        lambda row: row | {"filtered_resps": json.dumps(row["filtered_resps"])},
+        lambda row: row | {"filtered_resps": [*map(json.dumps, row["filtered_resps"])]},
+        lambda row: row | {"filtered_resps": as_dictionary(row["filtered_resps"], "r")},
+        lambda row: old_form(row) | {"arguments": as_dictionary(pairs(row), "gen")},
+        lambda row: old_form(row) | {"arguments": json.dumps(pairs(row))},
+        without_filter,
+        lambda row: without_filter(old_form(row)),
+        lambda row: without_filter(row) | {"resps": json.dumps(repeated(row))},
+        lambda row: without_filter(row) | {"resps": as_dictionary(repeated(row), "r")},
+    ],
+)
+def test_every_form_that_was_written(form: Any, tmp_path: Path) -> None:
+    """A dictionary, a list, or either as JSON in a text, of filtered responses or all of them."""
+    path = written(tmp_path / "a.jsonl", *map(form, ROWS))
+    for option_scores in ("sum", "per_character"):
+        found = load(path, option_scores)
+        wanted = load(HARNESS, option_scores)
+        np.testing.assert_array_equal(found.labels, wanted.labels)
+        np.testing.assert_array_equal(found.as_logits(), wanted.as_logits())
+
+
+def pairs(row: dict[str, Any]) -> list[list[str]]:
+    """The context and the answer, for each answer."""
+    return [[each["arg_0"], each["arg_1"]] for each in row["arguments"].values()]
+
+
+def repeated(row: dict[str, Any]) -> list[list[Any]]:
+    """The responses of a model that is asked once."""
+    return [[pair] for pair in row["filtered_resps"]]
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        {"arguments": "[[1"},
+        {"filtered_resps": "[[1"},
+        {"filtered_resps": "5"},
         {"arguments": [["Which?"], ["Which?"]]},
         {"arguments": "a text"},
         {"arguments": {"gen_args_0": {"arg_0": "Which?"}}},

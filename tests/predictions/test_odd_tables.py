@@ -130,6 +130,44 @@ def test_arrays_of_other_classes_are_not_pooled(
         read_predictions(tmp_path)
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("names", "labels", "others"),
+    [
+        (("n", "p"), [0, 1], None),
+        (("n", "p"), [0.0, 1.0], None),
+        (("n", "p"), ["n", "p"], [1, 0]),
+        (("N", "p"), ["n", "P"], [1, 0]),
+        (("0", "1"), [0, 1], [1, 0]),
+        (("10", "20"), [10, 20], [1, 0]),
+        (("True", "False"), [True, False], [1, 0]),
+    ],
+)
+def test_ids_are_not_counted_by_the_columns_of_another_file(
+    names: tuple[str, ...], labels: Any, others: Any, form: str, tmp_path: Path
+) -> None:
+    probs = [0.7, 0.2, 0.1][: len(names)]
+    probs[0] = 1 - sum(probs[1:])
+    columns = {f"prob_{name}": [p, p] for name, p in zip(names, probs, strict=True)}
+    table = pandas.DataFrame(columns).assign(label=labels)
+    write_table(table, tmp_path / f"b.{form}")
+    write_table(table, tmp_path / f"c.{form}")
+    moved = table[[*[*columns][::-1], "label"]]
+    write_table(moved, tmp_path / f"a.{form}")
+    paths = [tmp_path / f"{name}.{form}" for name in "abc"]
+    assert len(load_predictions(paths[1:])) == 4
+    if others is None:
+        message = (
+            rf"one order, as column 'label' holds ids, got .* in b\.{form}, c\.{form};"
+        )
+        with pytest.raises(InputError, match=message):
+            load_predictions(paths)
+        return
+    found = load_predictions(paths)
+    assert found.labels.tolist() == [*others, *others, *others]
+    assert found.class_names == names[::-1]
+
+
 class TestBy:
     def rows(self, tmp_path: Path, by: Any, name: str = "country") -> Path:
         probs = np.tile([0.7, 0.3], (6, 1))

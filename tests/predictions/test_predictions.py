@@ -201,6 +201,60 @@ class TestNpz:
         ):
             read_predictions(tmp_path / "scalar.npz", label_column=None)
 
+    def test_headers_are_compared_with_the_scores_before_they_are_read(
+        self, tmp_path: Path
+    ) -> None:
+        """A small file may unpack to more than any memory holds."""
+        path = tmp_path / "p.npz"
+        for name, shape, kind, message in (
+            ("class_names", (50_000_000,), "<U8", "at most 4 values, .* 50,000,000"),
+            ("class_names", (4,), "<U500000", "of at most 4,096 bytes, got 2,000,000"),
+            ("sentences", (6, 2**40), "<i8", "sentences to hold at most 24 values"),
+            ("prediction", (6,), "<U90000", "prediction to hold texts of at most"),
+        ):
+            np.savez(path, logits=LOGITS, labels=LABELS)
+            header = {"descr": kind, "fortran_order": False, "shape": shape}
+            with (
+                zipfile.ZipFile(path, "a") as archive,
+                archive.open(f"{name}.npy", "w") as file,
+            ):
+                np.lib.format.write_array_header_1_0(file, header)
+            with pytest.raises(InputValueError, match=message):
+                load_predictions(path)
+
+    def test_weights_are_not_left_out_silently(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "p.npz", logits=LOGITS, labels=LABELS, weights=np.ones(6))
+        with pytest.raises(InputError, match=r"p\.npz to have no weights, got the arr"):
+            load_predictions(tmp_path / "p.npz")
+
+    def test_names_that_only_a_later_file_has(self, tmp_path: Path) -> None:
+        plain = Predictions(LABELS, logits=LOGITS)
+        save_predictions(plain, tmp_path / "a.npz")
+        save_predictions(replace(plain, class_names=NAMES), tmp_path / "b.npz")
+        assert load_predictions(tmp_path).class_names == NAMES
+        other = replace(plain, class_names=NAMES[::-1])
+        save_predictions(other, tmp_path / "c.npz")
+        with pytest.raises(InputError, match=r"c\.npz: .* to have the same classes"):
+            load_predictions(tmp_path)
+
+    def test_files_of_one_and_of_several_labels_per_row(self, tmp_path: Path) -> None:
+        save_predictions(Predictions(LABELS, logits=LOGITS), tmp_path / "a.npz")
+        several = np.eye(4, dtype=int)[LABELS]
+        save_predictions(Predictions(several, logits=LOGITS), tmp_path / "b.npz")
+        message = r"b\.npz: expected the labels to be single-label, .* got multi-label"
+        with pytest.raises(InputError, match=message):
+            load_predictions(tmp_path)
+
+    def test_arrays_of_another_filesystem_or_no_files(self) -> None:
+        import fsspec
+
+        with fsspec.open("memory://folder/z.npz", "wb") as file:
+            np.savez(file, logits=LOGITS, labels=LABELS)
+        with pytest.raises(InputError, match=r"npz file to lie on this machine, got"):
+            read_predictions("memory://folder/z.npz")
+        with pytest.raises(InputError, match="sources to name predictions, got none"):
+            read_predictions([])
+
     def test_a_header_that_claims_terabytes(self, tmp_path: Path) -> None:
         header = (
             b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 4), }".ljust(
@@ -234,6 +288,41 @@ class TestNpz:
             )
         with pytest.raises(ValueError, match=r"be readable as npz, got .*some.npz"):
             load_predictions(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": [1.0] * 6}, r"weights to be a numpy array, got list; pass np"),
+        ({"sentences": [0] * 6}, "sentences to be a numpy array, got list"),
+        (
+            {"sentences": np.zeros(5, int)},
+            r"sentences to have shape \(6,\), got shape \(5,\)",
+        ),
+        (
+            {"by": {"country": ["de"] * 5}},
+            r"by\['country'\] to have a value for each of 6 rows, got 5",
+        ),
+    ],
+)
+def test_what_belongs_to_the_rows_is_an_array_of_their_length(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        Predictions(LABELS, logits=LOGITS, **change)
+
+
+def test_top_labels_are_arrays_of_one_length() -> None:
+    correct = np.array([1, 0])
+    confidence = np.array([0.9, 0.4])
+    for arguments, message in (
+        (([0.9, 0.4], correct), "confidence to be a numpy array, got list"),
+        ((confidence, [1, 0]), "correct to be a numpy array, got list"),
+        ((confidence, correct, [1.0, 1.0]), "weights to be a numpy array, got list"),
+        ((confidence, correct, None, {"a": [1]}), r"by\['a'\] to have a value for"),
+    ):
+        with pytest.raises(InputError, match=message):
+            TopLabels(*arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

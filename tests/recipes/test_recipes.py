@@ -27,7 +27,8 @@ from transformers import (
 
 from hf_calib.commands.demo import train_tokenizer
 from hf_calib.data import docstring_dataset
-from hf_calib.report.document import with_interval
+from hf_calib.report import Interval
+from hf_calib.report.document import cell
 from hf_calib.scaling.saved_map import load_map
 from hf_calib.trainer.calibration_map import in_words
 from tests.helpers.places import ROOT
@@ -141,7 +142,7 @@ def test_text_recipe_trains_reports_and_saves(
                 metrics[f"test_{name}{suffix}"], abs=1e-6
             ), name
             assert (
-                with_interval(*(measured[key] for key in ("value", "low", "high")))
+                cell(Interval(*(measured[key] for key in ("value", "low", "high"))))
                 in printed
             )
     assert (tmp_path / "report" / "figures" / "reliability.png").is_file()

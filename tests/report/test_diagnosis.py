@@ -12,7 +12,8 @@ from scipy.special import expit, softmax
 from scipy.stats import binom, ttest_1samp
 
 from hf_calib.report import CalibrationReport, calibration_report
-from hf_calib.report.chance import Coins
+from hf_calib.report.chance import coins_of_columns
+from hf_calib.report.chance import p_value as p_of
 from tests.helpers.places import ROOT
 from tests.helpers.sampled import labels_by, predictions
 
@@ -279,16 +280,16 @@ RNG = np.random.default_rng(0)
     ],
 )
 def test_the_p_value_of_unequal_coins(chances: np.ndarray) -> None:
-    probabilities, coins = exact(chances), Coins.of_columns(chances[None]).group(0)
+    probabilities, coins = exact(chances), coins_of_columns(chances[None])[:, 0]
     for n_heads in range(len(chances) + 1):
         wanted = min(
             1,
             2 * min(probabilities[: n_heads + 1].sum(), probabilities[n_heads:].sum()),
         )
         if wanted > 1e-3:
-            assert coins.p_value(n_heads) == pytest.approx(wanted, rel=0.15, abs=0.002)
+            assert p_of(coins, n_heads) == pytest.approx(wanted, rel=0.15, abs=0.002)
         else:
-            assert coins.p_value(n_heads) < 2e-3
+            assert p_of(coins, n_heads) < 2e-3
 
 
 def drawn(kind: str, n: int, c: int, rng: np.random.Generator) -> np.ndarray:

@@ -32,7 +32,7 @@ HOSTILE = f"a{OBEYED}[31mb\r\n## c :smile: [bold] {IMAGE}"
 
 
 def document_of(text: str) -> Document:
-    table = Table(text, [text, "n"], [[text, text]], title=text, links={text: ""})
+    table = Table(text, [text, "n"], [[text, text]], title=text)
     blocks = [Lead(text), Bullets([text], label=text), table]
     return Document(text, [Lead(text, strong=True), Section(text, blocks)])
 

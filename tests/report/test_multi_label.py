@@ -202,6 +202,14 @@ def test_the_diagnosis_names_what_is_too_high_and_too_low() -> None:
     assert report.verdict.startswith(start)
 
 
+def test_a_difference_by_rounding_is_none() -> None:
+    labels = np.eye(3, dtype=int)[[0, 1, 2] * 3]
+    report = quick(np.full((9, 3), 1 / 3), labels)
+    within = "Mean probabilities within chance of the frequencies."
+    assert report.verdict == within
+    assert "a difference of 0.0 points [0.0, 0.0]" in report.diagnosis[1]
+
+
 def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:
     probs, labels = drawn(temperature=0.5)
     report = quick(

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 from functools import cache
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from rich.console import Console
 from scipy.stats import binomtest
 
 import hf_calib.metrics as metrics
 from hf_calib.report import MEASURES, CalibrationReport, calibration_report
 from hf_calib.report.diagnosis import claims
-from tests.docs.pages import DOCS
+from hf_calib.report.document import Table
 from tests.helpers.reports import cells
 from tests.helpers.sampled import predictions
 
@@ -130,6 +131,11 @@ def test_intervals_are_those_of_the_metrics_or_there_are_none() -> None:
     assert before.consistency == metrics.consistency_test(
         probs, labels, n_resamples=20, seed=3
     )
+
+
+def test_a_metric_that_sorts_each_resample_has_fewer() -> None:
+    found = quick(*predictions(60), n_resamples=300).before.n_resamples
+    assert (found["area_under_risk_coverage"], found["nll"]) == (200, 300)
 
 
 def test_accuracy_without_an_error_has_an_interval() -> None:
@@ -267,25 +273,6 @@ def test_markdown_has_whole_tables_and_no_live_markup() -> None:
         assert f"| {measure.title} |" in text
 
 
-def test_metrics_link_to_their_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    site = {"Project-URL": "Documentation, https://docs.test/"}
-    monkeypatch.setattr(
-        "hf_calib.report.measured.metadata",
-        lambda _: SimpleNamespace(get_all=lambda key: [site[key]]),
-    )
-    text, page = (
-        quick(*predictions(100)).to_markdown(),
-        quick(*predictions(100)).document().to_html(),
-    )
-    for measure in MEASURES.values():
-        path, name = measure.page.removeprefix("https://docs.test/").split(
-            "#hf_calib.metrics."
-        )
-        assert name in (DOCS / path).with_suffix(".md").read_text().splitlines()
-        assert f"| [{measure.title}]({measure.page}) |" in text
-        assert f'<a href="{measure.page}">' in page
-
-
 class Tags(HTMLParser):
     """Checks that tags nest, and that none runs anything."""
 
@@ -388,6 +375,22 @@ def test_before_stands_under_before_and_after_under_after() -> None:
         )
 
 
+@pytest.mark.parametrize(("width", "n_parts"), [(200, 1), (65, 1), (45, 2), (10, 2)])
+def test_a_table_that_is_too_wide_for_a_screen(width: int, n_parts: int) -> None:
+    """Intervals move below values, then columns to further tables with the same first column."""
+    ends = "[0.1000, 0.2000]"
+    row = ["ECE", f"0.1500 {ends}", f"0.1600 {ends}"]
+    table = Table("", ["metric", "before", "after"], [row], title="Numbers")
+    screen = Console(file=io.StringIO(), width=width)
+    table.show(screen)
+    lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert sum("metric" in line for line in lines) == n_parts
+    is_on_one_line = any(f"0.1500 {ends}" in line for line in lines)
+    assert is_on_one_line == (width == 200)
+    if width > 10:
+        assert sum(line.count(ends) for line in lines) == 2
+
+
 # Edges
 
 
@@ -408,9 +411,10 @@ def test_extreme_predictions_are_reported(
     record = report.to_dict()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["after"] is None
-    for value in report.before.metrics.values():
+    for key, value in report.before.metrics.items():
         assert math.isfinite(value.value)
         assert value.low is None or value.low <= value.high
+        assert report.before.n_resamples[key] == 0 or value.low is not None
     assert "nan" not in report.to_markdown()
 
 

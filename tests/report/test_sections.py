@@ -343,6 +343,16 @@ def test_a_slice_is_compared_with_the_rows_that_are_not_in_it() -> None:
     assert found == pytest.approx([2 * max(both)] * 2, rel=0.05)
 
 
+def test_a_slice_of_all_rows_has_the_numbers_of_the_report() -> None:
+    probs, labels = predictions(300)
+    before = calibration_report(probs, labels, n_resamples=1).before
+    (found,) = slices_of(np.zeros(300, int), labels, probs).slices
+    assert [*found.gap] == pytest.approx([*before.overall[:3]], rel=1e-9)
+    assert found.nll.value == pytest.approx(before.metrics["nll"].value)
+    assert found.mce == pytest.approx(before.metrics["mce"].value)
+    assert (found.share, found.p_value) == (1, None)
+
+
 @pytest.mark.parametrize("n_few", [1, 2, 3])
 def test_a_few_rows_do_not_make_the_others_differ(n_few: int) -> None:
     """All of them right, or wrong: whether the many rows differ, they cannot tell."""
@@ -356,19 +366,20 @@ def test_a_few_rows_do_not_make_the_others_differ(n_few: int) -> None:
         assert not section.differing
         (few,) = (each for each in section.slices if each.n_rows == n_few)
         assert few.gap.high - few.gap.low > 0.3
+        # The largest stand first.
+        assert section.slices[-1] == few
 
 
-@pytest.mark.slow
 def test_slices_of_a_calibrated_report_are_measured_after_it() -> None:
-    logits, labels = sampled(2000, 3, 3.0)
+    logits, labels = sampled(300, 3, 3.0)
     rows = Predictions(
-        logits=logits, labels=labels, by={"half": (np.arange(2000) % 2).tolist()}
+        logits=logits, labels=labels, by={"half": (np.arange(300) % 2).tolist()}
     )
     scaler = TemperatureScaling().fit(logits, labels)
     report = report_on_predictions(rows, "mine", 15, scaler)
     (section,) = report.slices
     for each in section.slices:
-        of_half = np.arange(2000) % 2 == int(each.name)
+        of_half = np.arange(300) % 2 == int(each.name)
         nll = negative_log_likelihood(
             scaler.predict_proba(logits[of_half]), labels[of_half]
         )

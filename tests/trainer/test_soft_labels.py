@@ -263,6 +263,37 @@ def test_balanced_pos_weight_is_negatives_over_positives(tmp_path: Path) -> None
     torch.testing.assert_close(of_list.calibration_loss.pos_weight, found)
 
 
+def test_balanced_pos_weight_of_fractions(tmp_path: Path) -> None:
+    """They are rounded on their way into a batch, which is no change of the labels."""
+    rows = sequences(tiny_bert(**SEVERAL), 12).to_list()
+    for i, row in enumerate(rows):
+        row["label"] = [0.1 + 0.05 * i, 0.3, 1.0 - i % 2, 0.7]
+    args = arguments(tmp_path, pos_weight="balanced", calibration_method="none")
+    trainer = CalibrationTrainer(
+        tiny_bert(**SEVERAL), args, train_dataset=Dataset.from_list(rows)
+    )
+    labels = np.array([row["label"] for row in rows])
+    wanted = (1 - labels).sum(axis=0) / labels.sum(axis=0)
+    found = trainer.calibration_loss.pos_weight
+    assert found is not None
+    assert found.tolist() == pytest.approx(wanted.tolist())
+
+
+def test_balanced_pos_weight_of_soft_labels_is_refused_for_what_they_are(
+    tmp_path: Path,
+) -> None:
+    rows = sequences(tiny_bert(**SINGLE), 12).to_list()
+    for row in rows:
+        row["label"] = [0.1, 0.2, 0.3, 0.4]
+    args = arguments(tmp_path, pos_weight="balanced", calibration_method="none")
+    with pytest.raises(
+        ValueError, match="pos_weight to be used with several labels per row"
+    ):
+        CalibrationTrainer(
+            tiny_bert(**SINGLE), args, train_dataset=Dataset.from_list(rows)
+        )
+
+
 def without(value: float) -> Any:
     """Rows of which the second label has no such decision."""
     rows = sequences(tiny_bert(**SEVERAL), 12).to_list()

@@ -41,7 +41,7 @@ REFUSED = {
     "mmce": "couples the batch",
     "soft_ece": "couples the batch",
     "kde_ece": "couples the batch",
-    "mbls": "reads LogProbs",
+    "mbls": "reads MeanExcess",
     "mdca": "couples the batch",
     "avuc": "couples the batch",
     "adafocal": "train without held-out predictions",

@@ -1,23 +1,27 @@
 """Blocks of rows: the cross entropy and the statistics of logits, and the gradient that slopes of these give.
 
-This is the only place where a loss reads logits. A `Block` takes few operations, for small matrices, where each
-operation costs more than its numbers. A `CacheBlock` is a part of a large matrix that stays in the cache of a core. In
-`statistics.fused` a block is computed by kernels.
+This is the only place where a loss reads logits. A `Block` takes few operations, for small
+matrices, where each operation costs more than its numbers. A `CacheBlock` is a part of a large
+matrix that stays in the cache of a core. In `statistics.fused` a block is computed by kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_calib._errors import InputValueError
 from hf_calib.losses.arithmetic import tiny
 from hf_calib.losses.statistics import definitions as defined
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic, wide
+from hf_calib.losses.statistics.definitions import (
+    IGNORE_INDEX,
+    Change,
+    Statistic,
+    wide,
+)
 
 # The halves of PyTorch's cross entropy, which its own `nll_loss` and `log_softmax` call.
 _nll_forward = torch.ops.aten.nll_loss_forward.default
@@ -32,8 +36,9 @@ Slopes = Sequence[Tensor | None]
 class Block:
     """Rows of logits z (n, C) with labels (n,), -100 if ignored.
 
-    `numbers` are their cross entropy, 0 if ignored, and the statistics, (n,) each. An ignored row has the statistics of
-    the label 0. Autograd can differentiate all of them, and `gradient` is the same derivative in fewer operations.
+    `numbers` are their cross entropy, 0 if ignored, and the statistics, (n,) each. An ignored row
+    has the statistics of the label 0. Autograd can differentiate all of them, and `gradient` is the
+    same derivative in fewer operations.
     """
 
     _predicted: Tensor | None = None
@@ -74,7 +79,8 @@ class Block:
     def ranked_below(self, count: int) -> tuple[Tensor, Tensor]:
         """The log-probabilities of the classes next below the label, -inf if there are fewer, and their indices.
 
-        They have shape (n, count), or (n, C). Logits are compared, because small probabilities underflow into ties.
+        They have shape (n, count), or (n, C). Logits are compared, because small probabilities
+        underflow into ties.
         """
         is_above = self.z >= self.z.gather(1, self.column)
         log_probs = self.log_probs.masked_fill(is_above, -torch.inf)
@@ -85,14 +91,18 @@ class Block:
     def other_powers(self, power: float) -> tuple[Tensor, Tensor | None]:
         """The sum of the powers of the probabilities but the label's, (n,), and the powers with 0 for it, (n, C).
 
-        The label's probability is left out rather than subtracted, so the sum is accurate also if it is near 1.
+        The label's probability is left out rather than subtracted, so the sum is accurate also if
+        it is near 1.
         """
+        others = self.powers_of_others(power)
+        return others.sum(1), others
+
+    def powers_of_others(self, power: float) -> Tensor:
+        """The powers of the probabilities with 0 for the label, (n, C)."""
         others = self.probs.scatter(1, self.column, 0.0)
         if power == 2:
-            others = others.square()
-        elif power != 1:
-            others = others.clamp_min(tiny(others)).pow(power)
-        return others.sum(1), others
+            return others.square()
+        return others if power == 1 else others.clamp_min(tiny(others)).pow(power)
 
     def log_probs_above(self, least: float) -> Tensor:
         """max(log p, least), (n, C)."""
@@ -108,11 +118,16 @@ class Block:
 
     def unmasked(self) -> Tensor:
         """1.0 for a class that is not masked (-inf), otherwise 0, (n, C)."""
-        return (self.z > -torch.inf).to(self.z.dtype)
+        return self.above(self.z, -torch.inf)
+
+    def above(self, matrix: Tensor, limit: float) -> Tensor:
+        """1.0 where a number is above the limit, otherwise 0."""
+        return (matrix > limit).to(matrix.dtype)
 
     @property
     def predicted(self) -> Tensor:
-        """The predicted class (n, 1), from the logits, because probabilities underflow into ties."""
+        """The predicted class (n, 1), from the logits, because probabilities underflow into
+        ties."""
         # `torch.compile` cannot trace the `cached_property` of Python 3.11.
         if self._predicted is None:
             self._predicted = self.z.detach().argmax(1, keepdim=True)
@@ -131,37 +146,25 @@ class Block:
             slopes[0], log_probs, self.labels, None, _NO_REDUCTION, IGNORE_INDEX,
             self._of_weights,
         )  # fmt: skip
-        of_logits = self._add_statistics(matrix, slopes)
-        for factor in self._factors(slopes):
-            matrix.addcmul_(self.probs, factor)
+        changes, of_logits = self._changes(slopes)
+        for change in changes:
+            change.add_to(matrix)
         gradient = _log_softmax_backward(matrix, log_probs, 1, log_probs.dtype)
-        for statistic, kept, slope in of_logits:
-            statistic.add_to(self, gradient, kept, slope)
+        for change in of_logits:
+            change.add_to(gradient)
         return gradient
 
-    def _factors(self, slopes: Slopes) -> Iterator[Tensor]:
-        """What the statistics add as multiples of the probabilities, (n, C) each."""
-        for i, statistic in enumerate(self.reads):
-            slope = slopes[i + 1]
-            if slope is not None and slope.dim() == 1:
-                factor = statistic.factor(self, self._kept[i], slope[:, None])
-                if factor is not None:
-                    yield factor
-
-    def _add_statistics(self, matrix: Tensor, slopes: Slopes) -> list[Any]:
-        """Add the derivatives of the statistics to the matrix; return those by the logits themselves."""
-        of_logits = []
-        for i, statistic in enumerate(self.reads):
-            slope = slopes[i + 1]
-            if slope is None:
-                continue
-            if slope.dim() == 1:
-                slope = slope[:, None]
-            if statistic.is_of_logits:
-                of_logits.append((statistic, self._kept[i], slope))
-            else:
-                statistic.add_to(self, matrix, self._kept[i], slope)
-        return of_logits
+    def _changes(self, slopes: Slopes) -> tuple[list[Change], list[Change]]:
+        """The changes by the statistics, and those that are by the logits themselves."""
+        by_log_probs: list[Change] = []
+        by_logits: list[Change] = []
+        read = zip(self.reads, self._kept, slopes[1:], strict=True)
+        for statistic, kept, slope in read:
+            if slope is not None and statistic.has_derivative:
+                changes = by_logits if statistic.is_of_logits else by_log_probs
+                column = slope if slope.dim() == 2 else slope[:, None]
+                changes.append(statistic.change(self, kept, column))
+        return by_log_probs, by_logits
 
 
 class CacheBlock(Block):
@@ -208,9 +211,10 @@ class CacheBlock(Block):
         return self.z.gather(1, index) - self.z_max + self.log_p_max
 
     def ranked_below(self, count: int) -> tuple[Tensor, Tensor]:
-        # 1 / (z_j - z_y) is negative for the classes below the label, and lowest for the nearest of them. In a
-        # large matrix its minimum is found much faster than a maximum over a mask. (-0 - 0 is -0, whose reciprocal
-        # is -inf as if the class were below the label; -0 + (0 - 0) is 0.)
+        # 1 / (z_j - z_y) is negative for the classes below the label, and lowest for the nearest of
+        # them. In a large matrix its minimum is found much faster than a maximum over a mask. (-0 -
+        # 0 is -0, whose reciprocal is -inf as if the class were below the label; -0 + (0 - 0) is
+        # 0.)
         of_label = self.z.gather(1, self._column)
         distance = (self.z + torch.rsub(of_label, 0)).reciprocal_()
         if count == 1:
@@ -229,6 +233,9 @@ class CacheBlock(Block):
         self._probs.scatter_(1, self._column, of_label)
         return norm.pow(power), None
 
+    def powers_of_others(self, power: float) -> Tensor:
+        return self._probs.pow(power).scatter_(1, self._column, 0)
+
     @property
     def log_probs(self) -> Tensor:  # type: ignore[override]
         return (self.z - self.z_max).add_(self.log_p_max)
@@ -244,39 +251,37 @@ class CacheBlock(Block):
     def probs(self) -> Tensor:
         return self._probs
 
-    def unmasked(self) -> Tensor:
+    def above(self, matrix: Tensor, limit: float) -> Tensor:
         # Booleans would be slow.
-        return torch.gt(self.z, -torch.inf, out=torch.empty_like(self.z))
+        return torch.gt(matrix, limit, out=torch.empty_like(matrix))
 
     @property
     def column(self) -> Tensor:
         return self._column
 
     def gradient(self, slopes: Slopes) -> Tensor:
-        """As of `Block`: m - p * sum(m), where the sum is known beforehand. The probabilities are overwritten."""
-        by_ce, *others = slopes
+        """As of `Block`: m - p * sum(m). The probabilities are overwritten."""
+        by_ce = slopes[0]
         assert by_ce is not None
+        by_ce = by_ce[:, None]
+        changes, of_logits = self._changes(slopes)
         # The derivative of the cross entropy by l is -1 at the label.
         total = -by_ce
-        read = zip(self.reads, self.numbers[1:], self._kept, others, strict=True)
-        for statistic, value, kept, slope in read:
-            if slope is not None:
-                total = total + statistic.total(value, kept, slope)
-        of_probs = -total[:, None]
-        for factor in self._factors(slopes):
-            of_probs = factor.add_(of_probs)
-        gradient = self._probs.mul_(of_probs)
-        for statistic, kept, slope in self._add_statistics(gradient, slopes):
-            statistic.add_to(self, gradient, kept, slope)
-        return gradient.scatter_add_(1, self._column, -by_ce[:, None])
+        for change in changes:
+            total = total + change.total()
+        gradient = self._probs.mul_(-total)
+        for change in changes + of_logits:
+            change.add_to(gradient)
+        return gradient.scatter_add_(1, self._column, -by_ce)
 
 
 class Decisions:
     """The two outcomes of every decision of a multi-label problem, as 2 * N * C rows of two classes.
 
-    A label of the logits (N, C) applies with probability sigmoid(z). `shares` are what the labels in [0, 1] give to the
-    outcomes: a fraction is the mean of its outcomes, and an ignored decision has no shares. The outcome that the label
-    applies counts `pos_weight` times.
+    A label of the logits (N, C) applies with probability sigmoid(z). `shares` are what the labels
+    in [0, 1] give to the
+    outcomes: a fraction is the mean of its outcomes, and an ignored decision has no shares. The
+    outcome that the label applies counts `pos_weight` times.
     """
 
     def __init__(
@@ -298,60 +303,15 @@ class Decisions:
         self.numbers: list[Any] = [cross_entropy.flatten()]
         for statistic in reads:
             if isinstance(statistic, defined.MeanLogProb):
-                # The two outcomes of a decision have one class weight. `pos_weight` belongs to log p of the outcome
-                # that the label applies, also in the mean; the shares of that outcome are multiplied by it already.
+                # The two outcomes of a decision have one class weight. `pos_weight` belongs to log
+                # p of the outcome that the label applies, also in the mean; the shares of that
+                # outcome are multiplied by it already.
                 mean = -(weight * cross_entropy[0] + cross_entropy[1]) / 2
                 self.numbers.append(torch.cat([mean / weight, mean]))
             elif isinstance(statistic, defined.OtherPowers):
                 # Only the label's own class counts.
                 self.numbers.append(torch.zeros_like(self.numbers[0]))
 
-
-def check_labels(labels: Tensor, n_classes: int, *, of_weights: bool = False) -> None:
-    """Raise if a label (N,) is neither a class nor ignored, and name it; a GPU asserts without being waited for.
-
-    `of_weights` says that the number of classes is that of the class weights, which may be the wrong one.
-    """
-    wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
-    requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
-    way_out = "set the model's num_labels, or relabel"
-    if labels.is_cuda:
-        torch._assert_async(~wrong.any(), f"expected {requirement}")
-    elif bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        label = int(labels[row])
-        got = f"{label} in row {row}"
-        if of_weights and label >= n_classes:
-            requirement = "class_weights to have an entry for each label"
-            got = f"{n_classes} for label {got}"
-            way_out = "give one for each class of the model, or relabel"
-        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
-
-
-def name_wrong_label(labels: Tensor, n_classes: int, error: Exception) -> None:
-    """Raise the error of `check_labels` after PyTorch's own. A GPU that has asserted answers no more questions."""
-    if not labels.is_cuda:
-        check_labels(labels, n_classes)
-    elif "device-side assert" in str(error):
-        requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
-        got = "one outside, as an assertion of the GPU says"
-        way_out = "set the model's num_labels, or relabel, and start again"
-        raise InputValueError(
-            f"expected {requirement}, got {got}; {way_out}"
-        ) from error
-
-
-def check_shares(shares: Tensor, labels: Tensor) -> None:
-    """Raise for multi-label targets outside [0, 1], one of whose shares is negative; a GPU is not waited for."""
-    if not len(shares):
-        return
-    # This is False for NaN.
-    is_right = shares.min() >= 0
-    requirement = "multi-label labels to be in [0, 1]"
-    way_out = "give 0 or 1 per class, or -100 to ignore a decision"
-    if not shares.is_cpu:
-        torch._assert_async(is_right, f"expected {requirement}; {way_out}")
-    elif not is_right:
-        wrong = ~(shares.view(2, -1) >= 0).all(0)
-        got = labels.reshape(-1)[wrong][0].item()
-        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
+    def expected(self, values: Tensor) -> Tensor:
+        """The sum of the values of both outcomes of each decision, by their shares."""
+        return (values * self.shares).view(2, -1).sum(0)

@@ -1,10 +1,12 @@
 """Definitions of the statistics of rows: the value of each next to its derivative.
 
-Let l = log softmax(z) for a row of logits z with label y, and p = exp(l). A statistic is a function of l, and its
-derivative by l, times a slope per row, is added to a matrix m (n, C). The gradient by z is then m - p * sum(m), in
-which m may be short of any multiple of p. `LogitNorm` is a function of z itself, so its derivative is by z.
+Let l = log softmax(z) for a row of logits z with label y, and p = exp(l). A statistic is a function
+of l. Its derivative by l times a slope per row is a `Change` of a matrix m (n, C). The gradient by
+z is then m - p * sum(m), in which m may be short of any multiple of p. `LogitNorm` is a function of
+z itself, so its derivative is by z.
 
-The values are computed by differentiable operations; autograd's derivatives of them are the definition.
+The values are computed by differentiable operations; autograd's derivatives of them are the
+definition.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ IGNORE_INDEX = -100
 LOG_ZERO = -1e4
 
 RivalRank = Literal["next", "second", "third", "mean2", "mean3", "mean_all"]
-# The rivals among the classes ranked below the label: the ranks [first, last), or None for all of them.
+# The rivals among the classes ranked below the label: the ranks [first, last), or None for all of
+# them.
 RIVALS: dict[RivalRank, tuple[int, int] | None] = {
     "next": (0, 1),
     "second": (1, 2),
@@ -41,30 +44,47 @@ def wide(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
+@dataclass(eq=False)
+class Change:
+    """factor * slope * d(value)/dl, where the slope is (n, 1).
+
+    The derivative is (n, C), or (n, k) by the classes at `index`. The slope by a statistic that is
+    a matrix is a change by itself, whose own slope is None.
+    """
+
+    derivative: Tensor
+    slope: Tensor | None
+    factor: float = 1.0
+    index: Tensor | None = None
+
+    def add_to(self, matrix: Tensor) -> None:
+        if self.slope is None:
+            matrix += self.derivative
+        elif self.index is None:
+            matrix.addcmul_(self.derivative, self.slope, value=self.factor)
+        else:
+            matrix.scatter_add_(1, self.index, self.derivative * self.slope)
+
+    def total(self) -> Tensor:
+        """What is added to each row, (n, 1)."""
+        total = self.derivative.sum(1, keepdim=True)
+        return total if self.slope is None else total * (self.factor * self.slope)
+
+
 class Statistic:
     """A number of every row."""
 
-    # Whether it has a derivative, whether that is by the logits themselves, whether it reads them again, and whether
-    # the statistic is a matrix (n, C).
+    # Whether it has a derivative, and whether that is by the logits themselves.
     has_derivative: ClassVar[bool] = True
     is_of_logits: ClassVar[bool] = False
-    reads_logits: ClassVar[bool] = False
-    is_matrix: ClassVar[bool] = False
 
     def value(self, block: Block) -> tuple[Any, Any]:
-        """The numbers (n,), and what `add_to` and `total` need."""
+        """The numbers (n,), and what `change` needs."""
         raise NotImplementedError
 
-    def add_to(self, block: Block, matrix: Tensor, kept: Any, slope: Tensor) -> None:
-        """Add slope * d(value)/dl to the matrix (n, C), in place, unless `factor` is given; the slope is (n, 1)."""
-
-    def factor(self, block: Block, kept: Any, slope: Tensor) -> Tensor | None:
-        """By what p is multiplied in slope * d(value)/dl, (n, C), where that takes less time than `add_to`."""
-        return None
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor | float:
-        """The sum (n,) of what is added to a row; the slope is (n,)."""
-        return 0.0
+    def change(self, block: Block, kept: Any, slope: Tensor) -> Change:
+        """The change for a slope (n, 1), or (n, C) by a matrix."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -79,16 +99,14 @@ class Constant(Statistic):
 
 
 class SomeProbabilities(Statistic):
-    """A sum of probabilities of some classes, each of which is its derivative by the l of its class."""
+    """A sum of probabilities of some classes, each of which is its derivative by the l of its
+    class."""
 
-    def add_to(
-        self, block: Block, matrix: Tensor, kept: tuple[Tensor, Tensor], slope: Tensor
-    ) -> None:
+    def change(
+        self, block: Block, kept: tuple[Tensor, Tensor], slope: Tensor
+    ) -> Change:
         index, probs = kept
-        matrix.scatter_add_(1, index, probs * slope)
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        return slope * value
+        return Change(probs, slope, index=index)
 
 
 @dataclass(frozen=True)
@@ -117,88 +135,59 @@ class Rival(SomeProbabilities):
 
 @dataclass(frozen=True)
 class OtherPowers(Statistic):
-    """The sum of p_j^b over the classes j other than the label, with power b. Its derivative by l_j is b p_j^b."""
+    """The sum of p_j^b over the classes j other than the label, with power b. Its derivative by l_j
+    is b p_j^b."""
 
     power: float
 
     def value(self, block: Block) -> tuple[Tensor, Tensor | None]:
         return block.other_powers(self.power)
 
-    def add_to(
-        self, block: Block, matrix: Tensor, kept: Tensor | None, slope: Tensor
-    ) -> None:
-        if kept is not None:
-            matrix.addcmul_(kept, slope, value=self.power)
-
-    def factor(self, block: Block, kept: Tensor | None, slope: Tensor) -> Tensor | None:
-        if kept is not None:
-            return None
-        lower = block.probs
-        if self.power != 2:
-            lower = lower.pow(self.power - 1)
-        return (lower * (self.power * slope)).scatter_(1, block.column, 0)
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        return self.power * slope * value
+    def change(self, block: Block, kept: Tensor | None, slope: Tensor) -> Change:
+        powers = block.powers_of_others(self.power) if kept is None else kept
+        return Change(powers, slope, factor=self.power)
 
 
 @dataclass(frozen=True)
 class Entropy(Statistic):
-    """The entropy H = -sum of p_j l_j, in nats. Its derivative by l_j is -p_j l_j - p_j, the last a multiple of p."""
+    """The entropy H = -sum of p_j l_j, in nats. Its derivative by l_j is -p_j l_j - p_j, the last a
+    multiple of p."""
 
-    reads_logits = True
-
-    def value(self, block: Block) -> tuple[Tensor, Tensor | float]:
+    def value(self, block: Block) -> tuple[Tensor, None]:
         ratios, shift = block.log_ratios_above(LOG_ZERO)
-        return -torch.linalg.vecdot(block.probs, ratios) - shift, shift
+        return -torch.linalg.vecdot(block.probs, ratios) - shift, None
 
-    def factor(self, block: Block, kept: Any, slope: Tensor) -> Tensor:
+    def change(self, block: Block, kept: None, slope: Tensor) -> Change:
         ratios, _ = block.log_ratios_above(LOG_ZERO)
-        return ratios.mul_(-slope)
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        return slope * (value + kept)
+        return Change(ratios.mul_(block.probs), slope, factor=-1.0)
 
 
 @dataclass(frozen=True)
 class MeanLogProb(Statistic):
     """The mean of v_j l_j over the classes that are not masked (-inf). Its derivative by l_j is v_j / C.
 
-    v is 1, or with class weights w it is w_j / w_y: the loss of a row is multiplied by w_y, so each class has its own
-    weight in the end, as in PyTorch.
+    v is 1, or with class weights w it is w_j / w_y: the loss of a row is multiplied by w_y, so each
+    class has its own weight in the end, as in PyTorch.
     """
 
-    reads_logits = True
-
-    def value(self, block: Block) -> tuple[Tensor, tuple[Tensor, Any]]:
+    def value(self, block: Block) -> tuple[Tensor, Tensor]:
         unmasked = block.unmasked()
         count = unmasked.sum(1)
         weights = self._weighted(unmasked, block)
         # The product of the least number with 0 is 0.
         log_probs = block.log_probs_above(torch.finfo(weights.dtype).min)
-        mean = torch.linalg.vecdot(weights, log_probs) / count
-        mean_weight = None
-        if block.class_weights is not None:
-            mean_weight = weights.sum(1) / count
-        return mean, (count, mean_weight)
+        return torch.linalg.vecdot(weights, log_probs) / count, count
 
     def _weighted(self, unmasked: Tensor, block: Block) -> Tensor:
         """v for each class, (n, C)."""
         if block.class_weights is None:
             return unmasked
-        of_label = block.class_weights[block.column]
-        return unmasked * (block.class_weights / of_label)
+        of_classes = block.class_weights.to(block.z)
+        return unmasked * (of_classes / of_classes[block.column])
 
-    def add_to(
-        self, block: Block, matrix: Tensor, kept: tuple[Tensor, Any], slope: Tensor
-    ) -> None:
-        count, _ = kept
+    def change(self, block: Block, count: Tensor, slope: Tensor) -> Change:
         weights = self._weighted(block.unmasked(), block)
-        matrix.addcmul_(weights, slope / count[:, None])
-
-    def total(self, value: Tensor, kept: Any, slope: Tensor) -> Tensor:
-        mean_weight = kept[-1]
-        return slope if mean_weight is None else slope * mean_weight
+        return Change(weights, slope / count[:, None])
 
 
 @dataclass(frozen=True)
@@ -244,16 +233,11 @@ class Labels(Statistic):
 class LogProbs(Statistic):
     """l of every class, (n, C): the one statistic that is a matrix, and so is its slope."""
 
-    is_matrix = True
-
     def value(self, block: Block) -> tuple[Tensor, None]:
         return block.log_probs, None
 
-    def add_to(self, block: Block, matrix: Tensor, kept: None, slope: Tensor) -> None:
-        matrix += slope
-
-    def total(self, value: Tensor, kept: None, slope: Tensor) -> Tensor:
-        return slope.sum(1)
+    def change(self, block: Block, kept: None, slope: Tensor) -> Change:
+        return Change(slope, None)
 
 
 @dataclass(frozen=True)
@@ -264,7 +248,6 @@ class LogitNorm(Statistic):
     """
 
     is_of_logits = True
-    reads_logits = True
     order: float
 
     def value(self, block: Block) -> tuple[Tensor, Tensor]:
@@ -278,13 +261,42 @@ class LogitNorm(Statistic):
         norm = relative.pow(self.order).sum(1).pow(1 / self.order) * largest.squeeze(1)
         return norm, norm
 
-    def add_to(self, block: Block, matrix: Tensor, norm: Tensor, slope: Tensor) -> None:
+    def change(self, block: Block, norm: Tensor, slope: Tensor) -> Change:
         z = _unmasked_logits(block)
         own = z.sign()
         if self.order != 1:
             relative = z.abs() / norm[:, None].clamp_min(tiny(z))
             own *= relative.pow(self.order - 1)
-        matrix.addcmul_(own, slope)
+        return Change(own, slope)
+
+
+@dataclass(frozen=True)
+class MeanExcess(Statistic):
+    """The mean of max(0, z_max - z_j - margin) over the classes that are not masked (-inf).
+
+    Its derivative by z_j is -1 / C for each distance above the margin, and that by z_max is minus
+    the sum of these.
+    """
+
+    is_of_logits = True
+    margin: float
+
+    def value(self, block: Block) -> tuple[Tensor, Tensor]:
+        count = block.unmasked().sum(1)
+        excess = torch.relu(_distances(block) - self.margin)
+        return excess.sum(1) / count, count
+
+    def change(self, block: Block, count: Tensor, slope: Tensor) -> Change:
+        is_above = block.above(_distances(block), self.margin)
+        number = is_above.sum(1, keepdim=True)
+        own = is_above.neg_().scatter_add_(1, block.predicted, number)
+        return Change(own, slope / count[:, None])
+
+
+def _distances(block: Block) -> Tensor:
+    """z_max - z_j, 0 for a masked class."""
+    top = block.z.gather(1, block.predicted)
+    return top - block.z.where(block.z > -torch.inf, top)
 
 
 def _unmasked_logits(block: Block) -> Tensor:

@@ -1,4 +1,5 @@
-"""Formulas as functions for kernels: their own source, in which the functions of `arithmetic` are Triton's."""
+"""Formulas as functions for kernels: their own source, in which the functions of `arithmetic` are
+Triton's."""
 
 from __future__ import annotations
 

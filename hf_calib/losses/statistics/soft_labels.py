@@ -1,7 +1,7 @@
 """Soft labels of one softmax: rows whose label is a distribution q over the classes.
 
-Their loss is the expectation of the loss over the labels, sum_k q_k L(z, k). So every class of a row is its label once,
-and q_k the share of that value. Autograd differentiates the sum.
+Their loss is the expectation of the loss over the labels, sum_k q_k L(z, k). So every class of a
+row is its label once, and q_k the share of that value. Autograd differentiates the sum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ SUM_TOLERANCE = 5e-3
 
 
 def look_soft(labels: Tensor) -> tuple[bool, bool]:
-    """Whether float labels (N, C) have fractions, and whether they could be probabilities of the classes as well."""
+    """Whether float labels (N, C) have fractions, and whether they could be probabilities of the
+    classes as well."""
     rows = labels.float()
     has_fractions = ((rows > 0) & (rows < 1)).any()
     sum_to_1 = ((rows.sum(1) - 1).abs() < 1e-3) & (rows >= 0).all(1)
@@ -46,8 +47,8 @@ def look_soft(labels: Tensor) -> tuple[bool, bool]:
 class SoftLabels:
     """Every class of the logits (..., C) as the label of its row, with its share in the labels (..., C).
 
-    `numbers` are the cross entropy (N, C) and the statistics, (N, C), or (N, 1) if they are the same for every label.
-    `shares` (N, C) are the labels, 0 in an ignored row.
+    `numbers` are the cross entropy (N, C) and the statistics, (N, C), or (N, 1) if they are the
+    same for every label. `shares` (N, C) are the labels, 0 in an ignored row.
     """
 
     def __init__(
@@ -58,13 +59,17 @@ class SoftLabels:
         class_weights: Tensor | None,
     ) -> None:
         z = logits.to(wide(logits)).flatten(0, -2)
+        if class_weights is not None:
+            class_weights = class_weights.to(z)
+        self._class_weights = class_weights
         # Only the numbers of an ignored row are negative.
         self.shares = labels.to(z.dtype).flatten(0, -2).clamp_min(0)
         of_rows = [each for each in reads if not isinstance(each, OtherPowers)]
         first_class = torch.zeros(len(z), dtype=torch.long, device=z.device)
         block = Block(z, first_class, of_rows, class_weights)
         found = dict(zip(of_rows, block.numbers[1:], strict=True))
-        # A class without a share counts like an ignored row, as certain: 0 times its cross entropy may be NaN.
+        # A class without a share counts like an ignored row, as certain: 0 times its cross entropy
+        # may be NaN.
         cross_entropy = block.log_probs.neg().masked_fill(self.shares == 0, 0)
         self.numbers: list[Any] = [cross_entropy]
         for statistic in reads:
@@ -79,24 +84,35 @@ class SoftLabels:
                 number = number * (class_weights[0] / class_weights)
             self.numbers.append(number)
 
+    def expected(self, values: Tensor) -> Tensor:
+        """The sum of the values of all classes of each row, by their shares and the weights of the
+        classes."""
+        shares = self.shares
+        if self._class_weights is not None:
+            shares = shares * self._class_weights
+        return torch.linalg.vecdot(values, shares)
+
 
 def _other_powers(probs: Tensor, power: float) -> Tensor:
     """The sum of p_j^power over the classes other than each one, (N, C)."""
     powers = probs if power == 1 else probs.clamp_min(tiny(probs)).pow(power)
     top = probs.detach().argmax(1, keepdim=True)
-    # Subtraction would be inaccurate for the most probable class, which may have nearly all of the sum.
+    # Subtraction would be inaccurate for the most probable class, which may have nearly all of the
+    # sum.
     others_of_top = powers.scatter(1, top, 0.0).sum(1, keepdim=True)
     total = others_of_top + powers.gather(1, top)
     return (total - powers).scatter(1, top, others_of_top)
 
 
 def are_ignored(labels: Tensor) -> Tensor:
-    """Whether each row of checked soft labels (..., C) is ignored: it has -100 for every class, or else for none."""
+    """Whether each row of checked soft labels (..., C) is ignored: it has -100 for every class, or
+    else for none."""
     return labels[..., 0] == IGNORE_INDEX
 
 
 def are_valid(labels: Tensor) -> Tensor:
-    """Whether each row of soft labels (..., C) has shares of at least 0 that sum to 1, or is ignored; False for NaN."""
+    """Whether each row of soft labels (..., C) has shares of at least 0 that sum to 1, or is
+    ignored; False for NaN."""
     sums = labels.sum(-1, dtype=wide(labels))
     least = labels.amin(-1)
     are_shares = ((sums - 1).abs() <= SUM_TOLERANCE) & (least >= 0)
@@ -105,7 +121,8 @@ def are_valid(labels: Tensor) -> Tensor:
 
 
 def check_soft_labels(labels: Tensor) -> None:
-    """Raise for a row of soft labels (..., C) that is neither ignored nor shares; a GPU is not waited for."""
+    """Raise for a row of soft labels (..., C) that is neither ignored nor shares; a GPU is not
+    waited for."""
     rows = labels.detach().flatten(0, -2)
     if not len(rows):
         return
