@@ -444,11 +444,19 @@ def saved_logits() -> Checked:
         lacking += [f"{own_page} lacks: {line}" for line in own if line not in there]
         if own_page == page:
             lines += own
-    checked = as_printed([page], lines)
-    checked.wrong += lacking
-    known = decimals(" ".join(lines))
-    for number in decimals(prose(result_page(page))):
-        checked.add(number in known, f"{page}: {number} is in no table")
+    checked = Checked(wrong=lacking)
+    numbers = decimals(" ".join(lines))
+    for section in sections(result_page(page)):
+        if section.startswith("## In one table\n"):
+            # Its numbers are those of the tables below it, rounded once more.
+            values = [float(number) for number in numbers]
+            for number in decimals(cells_of(section)):
+                message = f"{page}: {number} is not rounded from a table"
+                checked.add(is_among(number, values), message)
+        else:
+            check_lines(checked, page, section, {line.strip() for line in lines})
+        for number in decimals(prose(section)):
+            checked.add(number in numbers, f"{page}: {number} is in no table")
     return checked
 
 
