@@ -415,7 +415,8 @@ def adafocal(
     gamma_min: NonPositive = -2.0,
     switch: NonNegative = 0.2,
 ):
-    r"""AdaFocal: focal loss with a gamma per confidence bin, fitted to held-out predictions during training.
+    r"""AdaFocal: focal loss with a gamma per confidence bin,
+    fitted to held-out predictions during training.
 
     The gamma of a bin grows if its held-out predictions are over-confident, and falls if they are
     under-confident. Unlike `focal`, the loss has no gamma to choose, but it needs a calibration
@@ -477,7 +478,8 @@ def ada_dual_focal(
     It adapts like `adafocal`, with the same $C_b$ and $A_b$, but gamma and weight depend on the
     margin p_y - q_j of `dual_focal`, and gamma is never negative.
 
-    $$L = -(1 - p_y + q_j)^{\gamma_b} \log p_y, \qquad \gamma_b \leftarrow \gamma_b \exp(\lambda (C_b - A_b))$$
+    $$L = -(1 - p_y + q_j)^{\gamma_b} \log p_y, \qquad \gamma_b \leftarrow \gamma_b \exp(\lambda
+    (C_b - A_b))$$
 
     Args:
         n_bins: number M of bins, >= 1. As in the authors' code, the margin selects a bin of
@@ -556,7 +558,8 @@ def ece_ce(
     table,
     n_bins: NumberOfBins = 15,
 ):
-    r"""ECE-CE: cross entropy weighted by the held-out calibration gaps of the example's bins and class.
+    r"""ECE-CE: cross entropy weighted by the held-out calibration gaps of the example's bins and
+    class.
 
     The weight is the miscalibration of similar predictions; that of `bsce_gra` is the uncertainty
     of the prediction itself. Like `adafocal`, the loss needs a calibration split; before the first

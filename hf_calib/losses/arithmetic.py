@@ -102,3 +102,8 @@ def look_up(table: Table, position: Tensor) -> Tensor:
 def tiny(tensor: Tensor) -> float:
     """The smallest normal number of a dtype."""
     return torch.finfo(tensor.dtype).tiny
+
+
+def wide(logits: Tensor) -> torch.dtype:
+    """The dtype of the computation."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32

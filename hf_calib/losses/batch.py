@@ -1,5 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Cross entropy with a penalty that couples the batch: MMCE, soft-binned ECE, kernel-density ECE, MDCA, AvUC.
+"""Cross entropy with a penalty that couples the batch: MMCE, soft-binned ECE, kernel-density ECE,
+MDCA, AvUC.
 
 A formula gets the numbers of all rows of the micro-batch, or with the trainer's `gather_batch=True`
 of those of all processes, and returns the penalty. `counts` is 1, or 0 for a row that is ignored.
@@ -107,7 +108,8 @@ def mmce(
 
 
 def _kernel_products(confidence: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
-    """The products errors (k, N) @ K, K_ij = exp(-|r_i - r_j| / h), and those with the derivative of K by r_j.
+    """The products errors (k, N) @ K, K_ij = exp(-|r_i - r_j| / h),
+    and those with the derivative of K by r_j.
 
     K has a kink where confidences tie up to rounding; its value there is 1 and its derivative 0.
     """
@@ -172,7 +174,8 @@ def soft_ece(
     bin_temperature: Positive = 0.01,
     rank_sharpness: Positive = 100.0,
 ):
-    r"""Soft-binned ECE: cross entropy plus an expected calibration error of the batch with soft bins.
+    r"""Soft-binned ECE: cross entropy plus an expected calibration error of the batch with soft
+    bins.
 
     The penalty is the metric in differentiable form; `mmce` and `kde_ece` need no bins.
 
@@ -298,7 +301,8 @@ def kde_ece(
 def _kernel_means(
     points: Tensor, outcomes: Tensor, bandwidth: float, counts: Tensor
 ) -> Tensor:
-    """Means of the other examples' outcomes (N, K), weighted by a kernel around each of the points (N, C).
+    """Means of the other examples' outcomes (N, K), weighted by a kernel around each of the points
+    (N, C).
 
     The kernel is the density of Dirichlet(point_j / h + 1) at point_i; for C = 2 that is the Beta
     kernel. For a large batch, its (N, N) weights are computed in blocks of rows, and again in the
@@ -348,7 +352,8 @@ def mdca(
     mdca_weight: NonNegative = 1.0,
     gamma: NonNegative = 0.0,
 ):
-    r"""MDCA: cross entropy or focal loss plus the gap between mean probabilities and class frequencies of the batch.
+    r"""MDCA: cross entropy or focal loss plus the gap between mean probabilities and class
+    frequencies of the batch.
 
     The penalty covers every class; that of `mmce` covers the predicted class only. It is of little
     use in batches with fewer rows than there are classes. It needs memory for several (N, C)
@@ -390,7 +395,8 @@ def avuc(
     *,
     avuc_weight: NonNegative = 1.0,
 ):
-    r"""AvUC: cross entropy plus a penalty on uncertain correct predictions and on certain wrong predictions.
+    r"""AvUC: cross entropy plus a penalty on uncertain correct predictions and on certain wrong
+    predictions.
 
     It makes the entropy separate correct from wrong predictions, which helps abstention more than
     calibration.
@@ -428,7 +434,8 @@ def avuc(
 
 
 def all_gather_rows(rows: list[Tensor]) -> tuple[list[Tensor], int]:
-    """Concatenate (N,) vectors and (N, C) matrices over the processes; return them and the number of processes.
+    """Concatenate (N,) vectors and (N, C) matrices over the processes;
+    return them and the number of processes.
 
     N may differ between processes; shorter rows are filled up with zeros. Every process then
     computes the same value from the rows. The gradient of a process's own slice is summed over the

@@ -102,7 +102,8 @@ def check_items(items: Tensor | float, reduction: str, labels: Tensor) -> None:
 
 
 def check_labels(labels: Tensor, n_classes: int, *, of_weights: bool = False) -> None:
-    """Raise if a label (N,) is neither a class nor ignored, and name it; a GPU asserts without being waited for.
+    """Raise if a label (N,) is neither a class nor ignored, and name it;
+    a GPU asserts without being waited for.
 
     `of_weights` says that the number of classes is that of the class weights, which may be the
     wrong one.

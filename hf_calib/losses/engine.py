@@ -24,7 +24,6 @@ from torch import Tensor
 
 from hf_calib.losses.statistics import fused
 from hf_calib.losses.statistics.blocks import Block, CacheBlock, Slopes
-from hf_calib.losses.statistics.definitions import wide
 
 if TYPE_CHECKING:
     from hf_calib.losses.loss import CalibrationLoss
@@ -43,7 +42,8 @@ def is_traced() -> bool:
 
 @dataclass(eq=False)
 class Reduction:
-    """What the rows of a call add to its value: the sum of shares * values of rows, plus scale * penalty of the batch.
+    """What the rows of a call add to its value: the sum of shares * values of rows,
+    plus scale * penalty of the batch.
 
     Shares (N,) contain the class weights and the divisor, and are 0 for ignored rows. Without
     `summed` each row has a value of its own. `counts` (N,) is False for ignored rows; it is None if
@@ -55,6 +55,11 @@ class Reduction:
     scale: Tensor | None
     summed: bool
     counts: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the computation, which is `wide` of the logits."""
+        return self.shares.dtype
 
     def value(self, numbers: Sequence[Any]) -> Tensor:
         """The value for the numbers of the rows, which autograd can differentiate."""
@@ -112,7 +117,7 @@ def reduced(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
         if loss.entry.by_autograd or has_few_operations:
             return plain(logits, labels, reduction)
         # Autograd casts the gradient back.
-        logits = logits.to(wide(logits))
+        logits = logits.to(reduction.dtype)
     value: Tensor = _Loss.apply(logits, labels, reduction, path)
     return value
 
@@ -128,7 +133,7 @@ def is_one_block(logits: Tensor) -> bool:
 
 def plain(logits: Tensor, labels: Tensor, reduction: Reduction) -> Tensor:
     """The loss by operations that autograd differentiates."""
-    block = small_block(logits.to(wide(logits)), labels, reduction)
+    block = small_block(logits.to(reduction.dtype), labels, reduction)
     return reduction.value(block.numbers)
 
 
@@ -192,7 +197,8 @@ def _by_autograd(
     return gradient
 
 
-# ---- What the forward pass leaves to the backward pass: a gradient, or what makes one for a slope ----
+# ---- What the forward pass leaves to the backward pass: a gradient,
+# or what makes one for a slope ----
 
 
 class Pending(Protocol):
@@ -234,7 +240,8 @@ Path = Callable[[Tensor, Tensor, Reduction, bool], tuple[Tensor, Pending | None]
 def by_kernels(
     logits: Tensor, labels: Tensor, reduction: Reduction, has_gradient: bool
 ) -> tuple[Tensor, Pending | None]:
-    """A kernel writes the gradient of a small matrix together with the values; it is made later otherwise.
+    """A kernel writes the gradient of a small matrix together with the values;
+    it is made later otherwise.
 
     16 bits would be too coarse for a gradient that is not scaled yet. To scale that of a large
     matrix takes longer than to read the logits again, as longer rows are.
@@ -272,7 +279,7 @@ def in_blocks(
 ) -> tuple[Tensor, Pending | None]:
     """Blocks of rows that stay in the cache, whose gradients are written to one matrix."""
     target = None
-    if has_gradient and is_wide(logits):
+    if has_gradient and logits.dtype == reduction.dtype:
         target = empty_gradient(logits)
     rows = RowBlocks(logits, labels, reduction, target)
     return _of_all_rows(rows, logits, reduction, has_gradient)
@@ -285,14 +292,9 @@ def _of_all_rows(
     if not has_gradient:
         return reduction.value(rows.numbers), None
     value, slopes = reduction.value_and_slopes(rows.numbers)
-    if is_wide(logits):
+    if logits.dtype == reduction.dtype:
         return value, MadeGradient(rows.gradient(slopes))
     return value, KeptSlopes(rows, slopes)
-
-
-def is_wide(logits: Tensor) -> bool:
-    """Whether the logits have the dtype of the computation."""
-    return logits.dtype == wide(logits)
 
 
 def is_one(slope: Tensor) -> bool:
@@ -311,7 +313,8 @@ def empty_gradient(logits: Tensor) -> Tensor:
 
 
 class RowBlocks:
-    """A large matrix in blocks of rows, with the interface of `Block` and one formula for the numbers of all rows.
+    """A large matrix in blocks of rows, with the interface of `Block` and one formula for the
+    numbers of all rows.
 
     That takes fewer operations than a formula for each block. The probabilities of a block wait in
     `target`, which becomes the gradient; in 16 bits they are computed again.
@@ -367,7 +370,7 @@ class RowBlocks:
         )
 
     def _wide_logits(self, rows: slice) -> Tensor:
-        z = self._logits[rows].to(wide(self._logits))
+        z = self._logits[rows].to(self._reduction.dtype)
         counts = self._reduction.counts
         if counts is None:
             return z

@@ -22,7 +22,7 @@ from hf_calib._errors import (
     did_you_mean,
     expected,
 )
-from hf_calib.losses.arithmetic import tiny
+from hf_calib.losses.arithmetic import tiny, wide
 from hf_calib.losses.checks import (
     check_items,
     check_labels,
@@ -38,7 +38,7 @@ from hf_calib.losses.engine import Reduction, all_count, is_traced, reduced
 from hf_calib.losses.ranges import INFINITY, Hyperparameter, hyperparameters_of
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.blocks import Decisions
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic, wide
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Statistic
 from hf_calib.losses.statistics.soft_labels import (
     KNOWN_OF_EVERY_CLASS,
     SoftLabels,
@@ -241,7 +241,8 @@ def make_loss(
     problem_type: str | None = None,
     **hyperparameters: Any,
 ) -> CalibrationLoss:
-    """Make a loss by its name in `LOSSES`, for names from files and command lines; in code, call its constructor.
+    """Make a loss by its name in `LOSSES`, for names from files and command lines; in code,
+    call its constructor.
 
     Args:
         name: a key of `LOSSES`, such as "focal", "dual_focal" or "adafocal".
@@ -541,7 +542,8 @@ class CalibrationLoss(nn.Module):
         reduction: str = "mean",
         num_items_in_batch: Divisor = None,
     ) -> Tensor:
-        r"""Compute the loss of rows without their logits, from statistics that a fused head has kept.
+        r"""Compute the loss of rows without their logits,
+        from statistics that a fused head has kept.
 
         Use it for language models whose head never stores the logits, such as TRL's. The value is
         that of `forward`, and so is the gradient if the arguments have one. A loss that needs other
@@ -635,7 +637,8 @@ class CalibrationLoss(nn.Module):
                 refuse(requirement, got, f"{way_out}, or bsce_gra")
 
     def normalizer(self, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the divisor of the mean: the number of rows not ignored, or the sum of their class weights.
+        """Return the divisor of the mean: the number of rows not ignored,
+        or the sum of their class weights.
 
         In a multi-label problem it is that of the decisions. Rows of soft labels are counted, as in
         PyTorch.
@@ -645,7 +648,8 @@ class CalibrationLoss(nn.Module):
         return self.row_weights(labels).sum(dtype=dtype)
 
     def row_weights(self, labels: Tensor) -> Tensor:
-        """The class weight of each row, or of each decision if multi-label; True without weights, 0 if ignored.
+        """The class weight of each row, or of each decision if multi-label; True without weights,
+        0 if ignored.
 
         Rows of soft labels count alike, because the weights belong to the classes of each.
         """
@@ -822,7 +826,8 @@ def check_loss(loss: object) -> None:
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """Return the logits of a model's output: a tensor, an object or mapping with `logits`, or a tuple.
+    """Return the logits of a model's output: a tensor, an object or mapping with `logits`,
+    or a tuple.
 
     >>> logits_of((torch.zeros(2, 3), None)).shape
     torch.Size([2, 3])

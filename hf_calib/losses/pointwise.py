@@ -1,5 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-r"""Losses of single rows, each a formula of the row's numbers: its value, and its derivative by each of them.
+r"""Losses of single rows, each a formula of the row's numbers: its value,
+and its derivative by each of them.
 
 In a formula ce is the cross entropy CE of the label, and p = exp(-CE) its probability, so dp/dCE =
 -p. The gradient by the logits follows from the numbers' own, which `statistics` computes.
@@ -79,7 +80,8 @@ def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
 
 @loss(few_operations=True, multi_label=True)
 def cross_entropy(ce):
-    r"""Cross entropy: the baseline to beat, followed by a post-hoc calibrator such as `TemperatureScaling`.
+    r"""Cross entropy: the baseline to beat, followed by a post-hoc calibrator such as
+    `TemperatureScaling`.
 
     It equals `F.cross_entropy` of class indices and needs less time and memory for large logits.
     After long training the model is over-confident, which `focal` and similar losses counteract.
@@ -145,7 +147,8 @@ def brier(ce, others):
 
 
 def focal_term(ce, log_p, base, gamma):
-    """The value w CE with the weight w = base^γ, and its derivative by CE, for base = 1 - p or 1 + p.
+    """The value w CE with the weight w = base^γ, and its derivative by CE,
+    for base = 1 - p or 1 + p.
 
     Both have d base / dCE = 1 - base. Therefore
     dw/dCE = γ base^(γ - 1) (1 - base) = γ (base^(γ - 1) - w).
@@ -227,7 +230,8 @@ def flsd(
     Gamma is a fixed function of p_y. `adafocal` fits it to held-out predictions; `focal` has one
     gamma for all.
 
-    $$L = -(1 - p_y)^\gamma \log p_y, \qquad \gamma = 5 \text{ for } p_y < 0.2, \text{ otherwise } 3$$
+    $$L = -(1 - p_y)^\gamma \log p_y, \qquad \gamma = 5 \text{ for } p_y < 0.2, \text{ otherwise }
+    3$$
 
     Args:
         thresholds: the values of p_y at which gamma changes and the weight jumps: numbers in [0,
@@ -502,7 +506,8 @@ def focal_calibration(
     reads=lambda entropy_weight: [Entropy()],
 )
 def entropy_regularized(ce, entropy, *, entropy_weight: NonNegative = 0.1):
-    r"""Entropy regularisation (confidence penalty): cross entropy minus a multiple of the entropy of p.
+    r"""Entropy regularisation (confidence penalty): cross entropy minus a multiple of the entropy
+    of p.
 
     `label_smoothing` moves every class towards 1 / C; this loss hardly changes classes whose
     probability is nearly 0. With a = γ it is at most the focal loss, for every γ >= 0 (the
@@ -533,7 +538,8 @@ def logit_norm(
     norm_weight: NonNegative = 0.01,
     p: AtLeastOne = 1.0,
 ):
-    r"""Logit norm: cross entropy plus the norm of the logits, which keeps the logits and the confidence small.
+    r"""Logit norm: cross entropy plus the norm of the logits,
+    which keeps the logits and the confidence small.
 
     A shift of all logits changes this loss; `entropy_regularized` depends only on the
     probabilities.
@@ -566,7 +572,8 @@ def mbls(
     margin_weight: NonNegative = 0.1,
     margin: NonNegative = 10.0,
 ):
-    r"""MbLS (margin-based label smoothing): cross entropy plus the excess of logit distances over a margin.
+    r"""MbLS (margin-based label smoothing): cross entropy plus the excess of logit distances over a
+    margin.
 
     `label_smoothing` reduces all distances between logits; this loss reduces only distances above
     the margin, so a model may still be confident.
@@ -587,7 +594,8 @@ def mbls(
 
 @loss(source="Wu et al. 2025 (DFT), Eq. 9")
 def dft(ce):
-    r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
+    r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's
+    probability.
 
     Use it to fine-tune a strong language model on answers that it could have given itself:
     improbable tokens hardly count, whereas `focal_gra` gives them the largest weight. The gradient
@@ -607,7 +615,8 @@ def dft(ce):
 
 @loss(source="Li et al. 2025; Zhang and Sabuncu 2018, Eq. 6")
 def power(ce, *, exponent: Positive = 1.0):
-    r"""Power loss: one minus a power of the label's probability, between cross entropy and the probability.
+    r"""Power loss: one minus a power of the label's probability,
+    between cross entropy and the probability.
 
     The larger the exponent, the less an improbable label counts. Use it for wrong labels, or to
     fine-tune a model with a strong prior. The minimum is sharper than the posterior η: for a < 1, p

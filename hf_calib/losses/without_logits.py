@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from hf_calib._errors import InputTypeError, check, expected
+from hf_calib.losses.arithmetic import wide
 from hf_calib.losses.checks import check_items, check_labels
 from hf_calib.losses.loss import CalibrationLoss, check_loss, divisor_of
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX, wide
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 # The number of logits in a chunk: small next to the head's weight, and large enough for an
 # efficient product.
@@ -257,7 +258,8 @@ def _check_dtypes(hidden: Tensor, head: Mapping[str, Tensor]) -> None:
 
 
 class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a function
-    """A calibration loss for the CrossEncoderTrainer of `sentence_transformers`, instead of its own losses.
+    """A calibration loss for the CrossEncoderTrainer of `sentence_transformers`,
+    instead of its own losses.
 
     Pass it as `CrossEncoderTrainer(model, ..., loss=for_cross_encoder(model, focal(gamma=2.0)))`.
     With one logit the loss is that of a sigmoid and labels are 0 or 1; with several it is that of a

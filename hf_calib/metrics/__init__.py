@@ -1,9 +1,10 @@
 """Calibration metrics: functions of numpy arrays that return floats.
 
-These arguments have the same meaning in every function. probs: (N, C) float, rows that sum to 1. labels: (N,) int in
-[0, C), or soft labels (N, C) float, rows that sum to 1. n_bins: M, at least 1. sample_weight: (N,) of at least 0, not
-all 0; None for equal weights. n_resamples: at least 1. seed: the seed of the draws. confidence_level: in (0, 1).
-Unless a function says otherwise, it returns a fraction in [0, 1].
+These arguments have the same meaning in every function. probs: (N, C) float, rows that sum to 1.
+labels: (N,) int in [0, C), or soft labels (N, C) float, rows that sum to 1. n_bins: M, at least 1.
+sample_weight: (N,) of at least 0, not all 0; None for equal weights. n_resamples: at least 1. seed:
+the seed of the draws. confidence_level: in (0, 1). Unless a function says otherwise, it returns a
+fraction in [0, 1].
 
 `CalibrationState` is updated in batches. It needs torch only for `update_logits`.
 """

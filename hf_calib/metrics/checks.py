@@ -1,4 +1,4 @@
-"""Checks of the arguments that metrics, calibrators and rules share, and the types of their arrays."""
+"""Checks of the arguments that metrics, calibrators and rules share; types of their arrays."""
 
 from __future__ import annotations
 
@@ -29,9 +29,29 @@ _ROUNDED = 0.0005
 _SUM_TOLERANCES = (1e-3, 1e-2)
 _FLOAT_NOISE = 1e-6
 
-LARGEST_WEIGHT = 1e100  # The sum of its squares is finite for any number of rows.
+# The sum of its squares is finite for any number of rows.
+LARGEST_WEIGHT = 1e100
 
-CHUNK_ELEMENTS = 2**16  # A chunk of float64 and its temporaries fit in the cache.
+# A chunk of float64 and its temporaries fit in the cache.
+CHUNK_ELEMENTS = 2**16
+
+# What to do about probabilities that are none.
+_SHAPE_WAY_OUT = (
+    "pass probs first, then labels; for one positive probability p, "
+    "np.stack([1 - p, p], axis=1)"
+)
+_FINITE_WAY_OUT = (
+    "drop these rows, or find their cause, such as a model that has diverged"
+)
+_RANGE_WAY_OUT = (
+    "these look like logits, or like overflow: "
+    "pass scipy.special.softmax(logits, axis=1)"
+)
+_SUM_WAY_OUT = (
+    "pass softmax probabilities in float32 or wider, divide rows of rounded numbers by their "
+    "sums, or for one sigmoid output p pass np.hstack([1 - p, p]); several independent labels "
+    "are not one distribution"
+)
 
 
 def row_chunks(
@@ -43,39 +63,33 @@ def row_chunks(
 
 
 def row_sum_tolerance(n_classes: int) -> float:
-    """How far from 1 the sum of a distribution may be, as in float16 or with three decimals in a file."""
-    return float(np.clip(_ROUNDED * n_classes, *_SUM_TOLERANCES)) + _FLOAT_NOISE
+    """How far from 1 the sum of a distribution may be, as in float16 or with three decimals."""
+    # It is called for each chunk of rows, and `np.clip` of one number is slow.
+    least, most = _SUM_TOLERANCES
+    return min(max(_ROUNDED * n_classes, least), most) + _FLOAT_NOISE
 
 
 def as_array(argument: str, values: ArrayLike) -> NDArray[Any]:
-    """Return values as a numpy array; a torch tensor, known by its methods, is detached and moved to the CPU."""
+    """Return values as a numpy array; a torch tensor, known by its methods, is moved to the CPU."""
     if np.ma.is_masked(values):
         got = f"{np.ma.count_masked(values)} masked of {np.size(values)}"
-        check(
-            False,
-            f"{argument} to have no masked values",
-            got,
-            "drop the masked rows first",
-        )
+        way_out = "drop the masked rows first"
+        check(False, f"{argument} to have no masked values", got, way_out)
     tensor: Any = values
     try:
-        if hasattr(tensor, "detach"):
-            tensor = tensor.detach().cpu()
-            narrow = tensor.is_floating_point() and tensor.element_size() < 4
-            return np.asarray(
-                tensor.float() if narrow else tensor
-            )  # Numpy has no bfloat16.
-        return np.asarray(values)
-    except (
-        TypeError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # Rows may have different lengths, or be tensors.
+        if not hasattr(tensor, "detach"):
+            return np.asarray(values)
+        tensor = tensor.detach().cpu()
+        if tensor.is_floating_point() and tensor.element_size() < 4:
+            # Numpy has no bfloat16.
+            tensor = tensor.float()
+        return np.asarray(tensor)
+    except (TypeError, RuntimeError, ValueError) as error:
+        # Rows may have different lengths, or be tensors.
         kind = InputValueError if isinstance(error, ValueError) else InputTypeError
         got = str(error).splitlines()[0].rstrip(".")
-        raise kind(
-            expected(argument, "be a numpy array", got, "pass one array of numbers")
-        ) from error
+        way_out = "pass one array of numbers"
+        raise kind(expected(argument, "be a numpy array", got, way_out)) from error
 
 
 def as_floats(argument: str, values: ArrayLike) -> FloatArray:
@@ -94,7 +108,7 @@ def check_type(holds: bool, requirement: str, got: object, way_out: str) -> None
 
 
 def check_names(argument: str, names: object) -> None:
-    """Raise for names that are not in a list; a text would be split into its letters. None is no names."""
+    """Raise for names that are not in a list: a text would be split into its letters."""
     is_list = isinstance(names, Iterable)
     is_list = is_list and not isinstance(names, str | bytes | Mapping | Set)
     way_out = "write ['first', 'second']"
@@ -105,7 +119,8 @@ def check_names(argument: str, names: object) -> None:
 
 def check_kind(array: NDArray[Any], kinds: str, requirement: str, way_out: str) -> None:
     """Raise a TypeError unless the kind of the dtype is one of these."""
-    if array.dtype.kind in kinds:  # Formatting a dtype takes longer than the check.
+    # Formatting a dtype takes longer than the check.
+    if array.dtype.kind in kinds:
         return
     # A list with None becomes an array of objects.
     missing = [place for place, value in enumerate(array.flat) if value is None]
@@ -131,15 +146,13 @@ def check_integer(
     argument: str, value: Any, least: int, way_out: str, *, most: int = 2**63 - 1
 ) -> int:
     """Return an integer from least to most as an int; raise otherwise."""
-    check_type(
-        not isinstance(value, bool), f"{argument} to be an integer", value, way_out
-    )
+    is_bool = isinstance(value, bool)
+    check_type(not is_bool, f"{argument} to be an integer", value, way_out)
     try:
         number = operator.index(value)
     except TypeError:
-        raise InputTypeError(
-            expected(argument, "be an integer", repr(value), way_out)
-        ) from None
+        message = expected(argument, "be an integer", repr(value), way_out)
+        raise InputTypeError(message) from None
     check(number >= least, f"{argument} to be at least {least}", number, way_out)
     check(number <= most, f"{argument} to be at most {most:,}", number, way_out)
     return number
@@ -170,52 +183,43 @@ def check_draws(
     *,
     seed_name: str = "seed",
 ) -> np.random.Generator:
-    """Check the number of resamples and return the generator; a seed has at most 128 bits, as in `numpy.random`."""
+    """Check the arguments of resamples and return the generator; a seed has at most 128 bits."""
     check_integer("n_resamples", n_resamples, 1, "1000 is usual", most=1_000_000)
     check_share("confidence_level", confidence_level, "use 0.95 for a 95% interval")
     way_out = f"{seed_name}=0 is the default"
-    return np.random.default_rng(
-        check_integer(seed_name, seed, 0, way_out, most=2**128 - 1)
-    )
+    checked = check_integer(seed_name, seed, 0, way_out, most=2**128 - 1)
+    return np.random.default_rng(checked)
 
 
 def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
     """Raise unless the value is one of the choices."""
-    if (
-        value not in choices
-    ):  # Finding the nearest name is slower than a metric of few rows.
-        requirement = f"be one of {', '.join(map(repr, choices))}"
-        raise InputValueError(
-            expected(argument, requirement, repr(value), did_you_mean(value, choices))
-        )
+    # Finding the nearest name is slower than a metric of few rows.
+    if value not in choices:
+        requirement = f"{argument} to be one of {', '.join(map(repr, choices))}"
+        check(False, requirement, repr(value), did_you_mean(value, choices))
 
 
 def check_flag(argument: str, value: Any) -> None:
     """Raise unless the value is True or False, because any text, even "no", would count as true."""
     is_flag = isinstance(value, bool | np.bool_)
-    check_type(
-        is_flag,
-        f"{argument} to be True or False",
-        repr(value),
-        "write it without quotes",
-    )
+    way_out = "write it without quotes"
+    check_type(is_flag, f"{argument} to be True or False", repr(value), way_out)
 
 
 class RowError(InputValueError):
-    """A row that is no distribution, or has no valid label or weight: its number and the message of `expected`."""
+    """The number of a row that has no valid probabilities, label or weight, and the message."""
 
     def __str__(self) -> str:
         return self._of_row(0, "")
 
     def at(self, place: str, first: int) -> InputValueError:
-        """Return the error with the row number of a file in which the rows of this array start at `first`."""
+        """Return the error of a file in which the rows of this array start at `first`."""
         return InputValueError(self._of_row(first, f" of {place}"))
 
     def _of_row(self, first: int, where: str) -> str:
-        row, argument, requirement, got, way_out = self.args
-        return expected(
-            argument, requirement, f"{got} in row {first + row:,}{where}", way_out
-        )
+        row, argument, requirement, value, way_out = self.args
+        got = f"{value} in row {first + row:,}{where}"
+        return expected(argument, requirement, got, way_out)
 
 
 def check_rows(
@@ -226,10 +230,9 @@ def check_rows(
 ) -> None:
     """Raise unless probs has shape (N, C) with this number of classes; N may be 0."""
     fits = probs.ndim == 2 and probs.shape[1] == n_classes
+    requirement = f"probs to have shape (N, {n_classes})"
     way_out = "use one state for each set of classes"
-    check(
-        fits, f"probs to have shape (N, {n_classes})", f"shape {probs.shape}", way_out
-    )
+    check(fits, requirement, f"shape {probs.shape}", way_out)
     if len(probs):
         check_probs(probs)
     check_labels(labels, *probs.shape)
@@ -246,15 +249,12 @@ def check_weights(
     weights = as_floats("sample_weight", sample_weight)
     check_row_weights("sample_weight", weights, n_examples)
     largest = weights.max()
-    check(
-        largest > 0, "sample_weight to hold a weight above 0", "zeros", "leave it out"
-    )
-    check(
-        largest >= 1 / LARGEST_WEIGHT,
-        f"sample_weight to hold a weight of at least {1 / LARGEST_WEIGHT:g}",
-        f"{largest:g}",
-        "divide them all by the largest",
-    )
+    requirement = "sample_weight to hold a weight above 0"
+    check(largest > 0, requirement, "zeros", "leave it out")
+    least = 1 / LARGEST_WEIGHT
+    requirement = f"sample_weight to hold a weight of at least {least:g}"
+    way_out = "divide them all by the largest"
+    check(largest >= least, requirement, f"{largest:g}", way_out)
     return weights
 
 
@@ -269,8 +269,9 @@ def check_probs_and_labels(
 def check_probs_and_any_labels(
     probs: ArrayLike, labels: ArrayLike
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return probs (N, C) and labels: (N,) int64, or soft labels (N, C) float64 if they are a float matrix."""
-    checked, targets = check_probs(probs), as_array("labels", labels)
+    """Return probs (N, C) and labels: (N,) int64, or (N, C) float64 if they are a float matrix."""
+    checked = check_probs(probs)
+    targets = as_array("labels", labels)
     if targets.ndim == 2 and targets.dtype.kind == "f":
         return checked, check_soft_labels(targets, checked.shape, argument="labels")
     return checked, check_labels(targets, *checked.shape, or_soft=True)
@@ -279,102 +280,72 @@ def check_probs_and_any_labels(
 def check_soft_labels(
     soft_labels: ArrayLike, shape: tuple[int, ...], *, argument: str = "soft_labels"
 ) -> FloatArray:
-    """Return soft labels (N, C) as float64; raise unless they are shares with this number of rows and classes."""
+    """Return soft labels (N, C) as float64; raise unless they are shares of this shape."""
     array = as_array(argument, soft_labels)
-    check_shape(
-        argument,
-        array,
-        shape,
-        "pass a share for each example and class, in their order",
-    )
+    way_out = "pass a share for each example and class, in their order"
+    check_shape(argument, array, shape, way_out)
     way_out = "divide each row by its sum: soft labels are shares"
-    return check_probs(array, argument=argument, way_out=way_out).astype(
-        np.float64, copy=False
-    )
+    shares = check_probs(array, argument=argument, way_out=way_out)
+    return shares.astype(np.float64, copy=False)
 
 
 def check_probs(
     probs: ArrayLike, *, argument: str = "probs", way_out: str = ""
 ) -> NDArray[Any]:
-    """Return distributions (N, C) in their own float dtype, for sums in float64; they are checked in one pass."""
+    """Return distributions (N, C) in their own float dtype; they are checked in one pass."""
     rows = as_array(argument, probs)
     requirement = f"{argument} to hold at least one value, in shape (N, C)"
-    shape_way = "pass probs first, then labels; for one positive probability p, np.stack([1 - p, p], axis=1)"
-    check(
-        rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", shape_way
-    )
-    check_kind(
-        rows,
-        "f",
-        f"{argument} to be a float array",
-        way_out or f"pass {argument}.astype(float)",
-    )
-    range_way = "these look like logits, or like overflow: pass scipy.special.softmax(logits, axis=1)"
-    sum_way = (
-        "pass softmax probabilities in float32 or wider, divide rows of rounded numbers by their sums, or for one "
-        "sigmoid output p pass np.hstack([1 - p, p]); several independent labels are not one distribution"
-    )
-    # Narrow floats have no fast matrix product, and float32 sums are accurate enough for the tolerance.
-    dtype = np.promote_types(rows.dtype, np.float32)
-    ones = np.ones(rows.shape[1], dtype)
-    tolerance = row_sum_tolerance(rows.shape[1])
+    are_rows = rows.ndim == 2 and rows.size > 0
+    check(are_rows, requirement, f"shape {rows.shape}", _SHAPE_WAY_OUT)
+    float_way = way_out or f"pass {argument}.astype(float)"
+    check_kind(rows, "f", f"{argument} to be a float array", float_way)
     for part in row_chunks(*rows.shape):
-        chunk = rows[part].astype(dtype, copy=False)
-        with np.errstate(over="ignore", invalid="ignore"):
-            sums = chunk @ ones
-            off = np.abs(sums - 1)
-        in_range = (
-            chunk.min() >= -RANGE_TOLERANCE and chunk.max() <= 1 + RANGE_TOLERANCE
-        )  # NaN is not
-        if not (in_range and off.max() <= tolerance):
-            low, high = chunk.min(axis=1), chunk.max(axis=1)
-            farthest = np.where(-low > high - 1, low, high)
-            finite_way = "drop these rows, or find their cause, such as a model that has diverged"
-            refuse(
-                ~np.isfinite(farthest),
-                argument,
-                "be finite",
-                farthest,
-                finite_way,
-                part.start,
-            )
-            outside = np.abs(farthest - 0.5) > 0.5 + RANGE_TOLERANCE
-            refuse(
-                outside,
-                argument,
-                "lie in [0, 1]",
-                farthest,
-                way_out or range_way,
-                part.start,
-            )
-            wrong = off > tolerance
-            refuse(
-                wrong,
-                f"each row of {argument}",
-                "sum to 1",
-                sums,
-                way_out or sum_way,
-                part.start,
-            )
+        _check_distributions(rows[part], argument, way_out, part.start)
     return rows
+
+
+def _check_distributions(
+    rows: NDArray[Any], argument: str, way_out: str, first: int
+) -> None:
+    """Raise for the first row of a chunk that is no distribution; one pass if there is none."""
+    # Narrow floats have no fast matrix product, and float32 sums are accurate enough for the
+    # tolerance.
+    wide = rows.astype(np.promote_types(rows.dtype, np.float32), copy=False)
+    n_classes = wide.shape[1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = wide @ np.ones(n_classes, wide.dtype)
+        off = np.abs(sums - 1)
+    tolerance = row_sum_tolerance(n_classes)
+    # Comparisons with NaN are False.
+    in_range = wide.min() >= -RANGE_TOLERANCE and wide.max() <= 1 + RANGE_TOLERANCE
+    if in_range and off.max() <= tolerance:
+        return
+    low = wide.min(axis=1)
+    high = wide.max(axis=1)
+    farthest = np.where(-low > high - 1, low, high)
+    is_outside = np.abs(farthest - 0.5) > 0.5 + RANGE_TOLERANCE
+    refuse(
+        ~np.isfinite(farthest), argument, "be finite", farthest, _FINITE_WAY_OUT, first
+    )
+    range_way = way_out or _RANGE_WAY_OUT
+    refuse(is_outside, argument, "lie in [0, 1]", farthest, range_way, first)
+    sum_way = way_out or _SUM_WAY_OUT
+    argument = f"each row of {argument}"
+    refuse(off > tolerance, argument, "sum to 1", sums, sum_way, first)
 
 
 def check_labels(
     labels: NDArray[Any], n_examples: int, n_classes: int, *, or_soft: bool = False
 ) -> NDArray[np.int64]:
     """Return labels (N,) as int64; raise unless each is a class index."""
-    soft_way = "label distributions as a float (N, C) matrix"
-    hard_way = "labels.argmax(axis=1) of one-hot rows or label distributions"
-    way_out = (
-        f"pass one class index per row of probs, or {soft_way if or_soft else hard_way}"
-    )
+    other = "labels.argmax(axis=1) of one-hot rows or label distributions"
+    if or_soft:
+        other = "label distributions as a float (N, C) matrix"
+    way_out = f"pass one class index per row of probs, or {other}"
     check_shape("labels", labels, (n_examples,), way_out)
-    by_name = "number them by the columns: [names.index(label) for label in labels]"
-    way_out = (
-        by_name
-        if labels.dtype.kind in "USO"
-        else "pass class indices, labels.astype(int)"
-    )
+    way_out = "pass class indices, labels.astype(int)"
+    if labels.dtype.kind in "USO":
+        way_out = "number them by the columns: [names.index(label) for label in labels]"
     check_kind(labels, "iu", "labels to be integers", way_out)
     outside = (labels < 0) | (labels >= n_classes)
     way_out = "number the columns; drop ignored rows first: keep = labels != -100"
@@ -385,21 +356,13 @@ def check_labels(
 def check_row_weights(argument: str, weights: NDArray[Any], n_examples: int) -> None:
     """Raise unless each row has a weight from 0 to the largest one."""
     check_shape(argument, weights, (n_examples,), "pass one for each row of probs")
-    wrong = ~((weights >= 0) & (weights < np.inf))
-    refuse(
-        wrong,
-        argument,
-        "be finite and at least 0",
-        weights,
-        "give each row a weight; 0 leaves it out",
-    )
-    refuse(
-        weights > LARGEST_WEIGHT,
-        argument,
-        f"be at most {LARGEST_WEIGHT:g}",
-        weights,
-        "divide them all by the largest",
-    )
+    # Comparisons with NaN are False.
+    fits = (weights >= 0) & (weights < np.inf)
+    way_out = "give each row a weight; 0 leaves it out"
+    refuse(~fits, argument, "be finite and at least 0", weights, way_out)
+    requirement = f"be at most {LARGEST_WEIGHT:g}"
+    way_out = "divide them all by the largest"
+    refuse(weights > LARGEST_WEIGHT, argument, requirement, weights, way_out)
 
 
 def refuse(

@@ -1,8 +1,8 @@
-"""Intervals and tests: the bootstrap, the consistency test, and the interval of the ECE by test inversion.
+"""Intervals and tests: bootstrap, consistency test, interval of the ECE by test inversion.
 
-Named options, such as ``n_bins=10``, are passed to the metric; an option that has the name of an argument here must be
-bound by ``functools.partial``. A new metric is a function of probs and labels and a row of `METRICS`, whose name is
-then known here, in reports and in studies.
+Named options, such as ``n_bins=10``, are passed to the metric; an option that has the name of an
+argument here must be bound by ``functools.partial``. A new metric is a function of probs and labels
+and a row of `METRICS`, whose name is then known here, in reports and in studies.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _SMALLEST_VARIANCE = 1e-4
 class Metric(NamedTuple):
     """A row of `METRICS`, or a function of the user."""
 
-    function: MetricFunction  # It has probs, labels and options as arguments.
+    # It has probs, labels and options as arguments.
+    function: MetricFunction
     # With sums, a resample costs O(N) additions.
     sums: Callable[..., SumMetric] | None = None
     # The metric of a `TopLabel`, if it needs no more.
@@ -95,67 +96,49 @@ def bootstrap_interval(
 ) -> Interval:
     r"""Bootstrap confidence interval of a metric: the spread over resamples of the examples.
 
-    It shows how uncertain a reported number is; `consistency_test` tests whether the number may be due to chance. For
-    the ECE use `calibration_error_interval`: noise makes the ECE larger, and each resample adds noise again, so that
-    the interval here may exclude the value. In that case a warning is given.
+    It shows how uncertain a reported number is; `consistency_test` tests whether the number may be
+    due to chance. For the ECE use `calibration_error_interval`: noise makes the ECE larger, and
+    each resample adds noise again, so that the interval here may exclude the value. In that case a
+    warning is given.
 
     Args:
-        metric: the name of a metric of probs and labels, or a function ``metric(probs, labels, **options) -> float``.
-            `kde_calibration_error` is not supported, because copies of an example would count as neighbours.
+        metric: the name of a metric of probs and labels, or a function ``metric(probs, labels,
+            **options) -> float``. `kde_calibration_error` is not supported, because copies of an
+            example would count as neighbours.
 
     Returns:
-        ``Interval(value, low, high)``; the ends are quantiles of the resamples (Efron and Tibshirani 1993, 13.3), and
-        None for one example.
+        ``Interval(value, low, high)``; the ends are quantiles of the resamples (Efron and
+        Tibshirani 1993, 13.3), and None for one example.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
     >>> bootstrap_interval("accuracy", probs, [0, 1, 1, 0])
     Interval(value=0.75, low=0.25, high=1.0)
     """
     rows, targets = checks.check_probs_and_any_labels(probs, labels)
-    function = find_metric(metric).function
-    is_kde = function is kernel.kde_calibration_error
+    found = find_metric(metric)
+    is_kde = found.function is kernel.kde_calibration_error
     requirement = "metric to be one that may see an example twice"
     way_out = "it counts them as neighbours; use consistency_test, or smooth_calibration_error"
     check(not is_kde, requirement, "kde_calibration_error", way_out)
-    drawing: Any = {
-        "n_resamples": n_resamples,
-        "confidence_level": confidence_level,
-        "seed": seed,
-    }
-    (interval,) = percentile_intervals([(metric, options)], rows, targets, **drawing)
-    value, low, high = interval
-    is_ece = function is scores.expected_calibration_error
-    if is_ece and low is not None and not low <= value <= high:
+    checks.check_draws(n_resamples, seed, confidence_level)
+    value = _finite_value(found, rows, targets, options)
+    # Resamples of one row have no spread, which says nothing about other rows.
+    if len(rows) == 1:
+        return Interval(value)
+    asked = [(metric, options)]
+    (draws,) = resampled_metrics(
+        asked, rows, targets, n_resamples=n_resamples, seed=seed
+    )
+    interval = sums.interval_of(value, draws, confidence_level)
+    is_ece = found.function is scores.expected_calibration_error
+    if is_ece and not interval.low <= value <= interval.high:
         warnings.warn(
-            f"The interval {low:.4g} to {high:.4g} excludes the value, {value:.4g}. Noise makes the ECE larger, and "
-            "each resample adds noise again. Use calibration_error_interval.",
+            f"The interval {interval.low:.4g} to {interval.high:.4g} excludes the value, "
+            f"{value:.4g}. Noise makes the ECE larger, and each resample adds noise again. "
+            "Use calibration_error_interval.",
             stacklevel=2,
         )
     return interval
-
-
-def percentile_intervals(
-    asked: Asked,
-    probs: NDArray[Any],
-    labels: NDArray[Any],
-    *,
-    confidence_level: float,
-    **drawing: Any,
-) -> list[Interval]:
-    """The `bootstrap_interval` of several metrics, from the same `resampled_metrics`."""
-    checks.check_draws(**drawing, confidence_level=confidence_level)
-    values = [
-        _finite_value(find_metric(name), probs, labels, options)
-        for name, options in asked
-    ]
-    # Resamples of one row have no spread, which says nothing about other rows.
-    if len(probs) == 1:
-        return [Interval(value) for value in values]
-    draws = resampled_metrics(asked, probs, labels, **drawing)
-    return [
-        sums.interval_of(value, drawn, confidence_level)
-        for value, drawn in zip(values, draws, strict=True)
-    ]
 
 
 def resampled_metrics(
@@ -167,13 +150,12 @@ def resampled_metrics(
     seed: int,
     groups: IntArray | None = None,
 ) -> list[FloatArray]:
-    """Each metric (B,) for B resamples of the rows, which are the same for any other N probs; see `draw_counts`."""
+    """Each metric (B,) for B resamples of the rows, the same for any N probs; see `draw_counts`."""
     evaluate = [
         _of_counts(find_metric(name), probs, labels, options) for name, options in asked
     ]
-    return resampled_values(
-        evaluate, len(probs), n_resamples=n_resamples, seed=seed, groups=groups
-    )
+    drawing: Any = {"n_resamples": n_resamples, "seed": seed, "groups": groups}
+    return resampled_values(evaluate, len(probs), **drawing)
 
 
 def resampled_values(
@@ -198,12 +180,15 @@ def _of_counts(
 ) -> OfCounts:
     """The metric of a sample that contains each of the N rows counts (N,) times."""
     top = sums.top_label(probs, labels)
-    if metric.sums is not None:  # The function has accepted the options.
+    if metric.sums is not None:
+        # The function has accepted the options.
         of_sums = metric.sums(**options)
-        add = of_sums.rows(*(top if of_sums.of_top else (probs, labels)))
+        columns = top if of_sums.of_top else (probs, labels)
+        add = of_sums.rows(*columns)
         return lambda counts: float(of_sums.value(add(counts), counts.sum()))
 
     def of_rows(counts: FloatArray) -> float:
+        # A metric without sums needs the rows of the sample themselves.
         drawn = np.repeat(np.arange(len(counts)), counts.astype(np.intp))
         if metric.of_top is not None:
             return float(metric.of_top(top.part(drawn), **options))
@@ -217,23 +202,20 @@ def _finite_value(
 ) -> float:
     _check_options(metric.function, options)
     value = float(metric.function(probs, labels, **options))
-    check(
-        np.isfinite(value),
-        "the metric to be finite",
-        value,
-        "it is undefined for these data",
-    )
+    way_out = "it is undefined for these data"
+    check(np.isfinite(value), "the metric to be finite", value, way_out)
     return value
 
 
 def _check_options(function: MetricFunction, options: dict[str, Any]) -> None:
-    """Raise for weights, which would not be drawn with their rows, and for options that no metric here has."""
+    """Raise for weights, which would not be drawn with their rows, and for unknown options."""
     requirement = "a metric of resamples to be without sample_weight"
     way_out = "calibration_report has intervals of weighted rows"
     check_type("sample_weight" not in options, requirement, "weights", way_out)
     if function not in [row.function for row in METRICS.values()]:
         return
-    _probs, _labels, *known = signature(function).parameters
+    # The first two are probs and labels.
+    known = [*signature(function).parameters][2:]
     unknown = next((name for name in options if name not in known), None)
     requirement = f"the options to be those of {function.__name__}"
     way_out = did_you_mean(unknown, {*known} - {"sample_weight"})
@@ -241,15 +223,15 @@ def _check_options(function: MetricFunction, options: dict[str, Any]) -> None:
 
 
 def _check_resamples(draws: FloatArray) -> FloatArray:
-    failed = np.count_nonzero(~np.isfinite(draws))
-    got = f"NaN or infinity for {failed} of {len(draws)}"
+    n_failed = np.count_nonzero(~np.isfinite(draws))
+    got = f"NaN or infinity for {n_failed} of {len(draws)}"
     way_out = "this metric is undefined for some resamples; use more examples"
-    check(not failed, "the metric of each resample to be finite", got, way_out)
+    check(n_failed == 0, "the metric of each resample to be finite", got, way_out)
     return draws
 
 
 class ConsistencyTest(NamedTuple):
-    """A metric's value, its p-value if the model is calibrated, and its mean if the model is calibrated."""
+    """A metric's value, and its p-value and mean if the model is calibrated."""
 
     value: float
     p_value: float
@@ -267,8 +249,9 @@ def consistency_test(
 ) -> ConsistencyTest:
     r"""Test of the hypothesis that the model is calibrated and its error is due to chance.
 
-    A calibrated model also has an error above 0; labels drawn from the probabilities show how large it is. A small
-    p-value means that the model is not calibrated; a large p-value means that these rows do not show it.
+    A calibrated model also has an error above 0; labels drawn from the probabilities show how large
+    it is. A small p-value means that the model is not calibrated; a large p-value means that these
+    rows do not show it.
 
     $$\tilde y_i^{(b)} \sim p_i, \qquad
     p = \frac{1 + \#\{b : \theta(P, \tilde y^{(b)}) \ge \theta(P, y)\}}{1 + B}$$
@@ -279,7 +262,8 @@ def consistency_test(
         n_resamples: B, the number of draws of labels.
 
     Returns:
-        ``ConsistencyTest(value, p_value, expected)``. (Bröcker and Smith 2007; as a test Vaicenavicius et al. 2019.)
+        ``ConsistencyTest(value, p_value, expected)``. (Bröcker and Smith 2007; as a test
+        Vaicenavicius et al. 2019.)
 
     >>> top = np.random.default_rng(0).uniform(0.7, 1.0, 2000)
     >>> result = consistency_test(np.stack([top, 1 - top], axis=1), np.repeat([0, 0, 0, 1], 500))
@@ -291,8 +275,7 @@ def consistency_test(
     found = find_metric(metric)
     value = _finite_value(found, rows, targets, options)
     simulate = _simulation(found, rows, options)
-    errors = np.array([simulate(rng) for _ in range(n_resamples)])
-    return _tested(value, _check_resamples(errors))
+    return _tested(value, _simulated(simulate, n_resamples, rng))
 
 
 def consistency_of_top(
@@ -301,89 +284,98 @@ def consistency_of_top(
     """The test of the ECE of rows with a known top label."""
     metric = sums.top_label_sums(n_bins)
     simulate = _top_simulation(metric, top.confidence, n_bins, "uniform")
-    rng = np.random.default_rng(seed)
-    errors = np.array([simulate(rng) for _ in range(n_resamples)])
+    errors = _simulated(simulate, n_resamples, np.random.default_rng(seed))
     return _tested(metric(*top), errors)
+
+
+def _simulated(
+    simulate: Simulation, n_resamples: int, rng: np.random.Generator
+) -> FloatArray:
+    errors = [simulate(rng) for _ in range(n_resamples)]
+    return _check_resamples(np.array(errors))
 
 
 def _simulation(
     metric: Metric, probs: NDArray[Any], options: dict[str, Any]
 ) -> Simulation:
-    """The simulation of labels drawn from fixed probs (N, C); if sums allow it, only the correctness is drawn."""
-    (n_rows, n_classes), n_bins = probs.shape, options.get("n_bins", 15)
-    of_sums = None if metric.sums is None else metric.sums(**options)
-    if of_sums is not None and of_sums.of_top:
-        return _top_simulation(
-            of_sums, sums.winners(probs)[0], n_bins, options.get("binning", "uniform")
-        )
+    """The simulation of labels drawn from fixed probs (N, C)."""
+    evaluate: MetricFunction | SumMetric = partial(metric.function, **options)
+    if metric.sums is not None:
+        of_sums = metric.sums(**options)
+        if of_sums.of_top:
+            # Of the top label, only the correctness has to be drawn.
+            confidences, _ = sums.winners(probs)
+            n_bins = options.get("n_bins", 15)
+            binning = options.get("binning", "uniform")
+            return _top_simulation(of_sums, confidences, n_bins, binning)
+        evaluate = of_sums
+    draw = _drawing(probs)
+    return lambda rng: float(evaluate(probs, draw(rng)))
+
+
+def _drawing(probs: NDArray[Any]) -> Callable[[np.random.Generator], IntArray]:
+    """A function that draws a class of each row (N,) with its probabilities (N, C)."""
+    n_rows, n_classes = probs.shape
     cumulated = np.cumsum(probs.clip(min=0), axis=1, dtype=np.float64)
     cumulated /= cumulated[:, -1:]
-    flat, first = cumulated.ravel(), np.arange(0, probs.size, n_classes)
+    flat = cumulated.ravel()
+    first = np.arange(0, probs.size, n_classes)
 
     def draw(rng: np.random.Generator) -> IntArray:
-        """The column (N,) of the drawn class of each row, found by bisection."""
-        points, places, width = rng.random(n_rows), first.copy(), n_classes
+        # All rows are searched together, by bisection.
+        points = rng.random(n_rows)
+        places = first.copy()
+        width = n_classes
         while width > 1:
             half = width // 2
-            places += half * (flat[places + (half - 1)] <= points)
+            is_after = flat[places + (half - 1)] <= points
+            places += half * is_after
             width -= half
-        return places
+        return places - first
 
-    if metric.function is not scores.classwise_calibration_error:
-        evaluate = partial(metric.function, **options) if of_sums is None else of_sums
-        return lambda rng: float(evaluate(probs, draw(rng) - first))
-    slots = (sums.uniform_bins(probs, n_bins) + n_bins * np.arange(n_classes)).ravel()
-    stated = np.asarray(
-        np.bincount(slots, probs.ravel(), n_bins * n_classes), np.float64
-    )
-
-    def of_hits(rng: np.random.Generator) -> float:
-        hits = np.bincount(slots[draw(rng)], minlength=len(stated))
-        return float(sums.gap_error(stated - hits, n_rows * n_classes))
-
-    return of_hits
+    return draw
 
 
 def _top_simulation(
     metric: SumMetric, confidences: FloatArray, n_bins: int, binning: Binning
 ) -> Simulation:
     """The simulation for the top label, which draws its correctness, the last of the sums."""
-    bins, n_rows = sums.assign_bins(confidences, n_bins, binning), len(confidences)
+    n_rows = len(confidences)
+    bins = sums.assign_bins(confidences, n_bins, binning)
     # Narrow integers are sorted several times as fast.
     order = np.argsort(bins.astype(np.uint16), kind="stable")
-    chances = np.append(
-        confidences[order], 0.0
-    )  # The last entry is never correct and ends the last bin.
+    # The last entry is never correct and ends the last bin.
+    chances = np.append(confidences[order], 0.0)
     cuts = np.searchsorted(bins[order], np.arange(n_bins + 1))
-    occupied = cuts[:-1] < cuts[1:]
-    stated = metric.sums(confidences, np.zeros(n_rows))
-    last = np.eye(len(stated))[:, -1:]
+    is_filled = cuts[:-1] < cuts[1:]
+    of_wrong = metric.sums(confidences, np.zeros(n_rows))
 
     def of_hits(rng: np.random.Generator) -> float:
         right = rng.random(n_rows + 1) < chances
-        hits = occupied * np.add.reduceat(right, cuts, dtype=np.int64)[:-1]
-        return float(metric.value(stated + last * hits, n_rows))
+        hits = np.add.reduceat(right, cuts, dtype=np.int64)[:-1]
+        drawn = of_wrong.copy()
+        drawn[-1] += np.where(is_filled, hits, 0)
+        return float(metric.value(drawn, n_rows))
 
     return of_hits
 
 
 def _tested(value: float, errors: FloatArray) -> ConsistencyTest:
-    as_large = int(np.count_nonzero(errors >= value - sums.SAME))
-    return ConsistencyTest(
-        value, (1 + as_large) / (1 + len(errors)), float(errors.mean())
-    )
+    n_as_large = int(np.count_nonzero(errors >= value - sums.SAME))
+    p_value = (1 + n_as_large) / (1 + len(errors))
+    return ConsistencyTest(value, p_value, float(errors.mean()))
 
 
 def consistency_of_bins(
     bins: BinSums, *, n_effective: float, n_resamples: int, seed: int
 ) -> ConsistencyTest:
-    """The test of the ECE from the sums (M,) of bins; the n_effective rows of a bin get its mean confidence."""
+    """The test from the sums (M,) of bins; n_effective rows get the mean confidence of theirs."""
     found = Populations(bins)
     sizes = np.maximum(1, np.rint(found.shares * n_effective)).astype(np.int64)
-    hits = np.random.default_rng(seed).binomial(
-        sizes, found.stated, size=(n_resamples, len(sizes))
-    )
-    return _tested(found.value, np.abs(found.stated - hits / sizes) @ found.shares)
+    rng = np.random.default_rng(seed)
+    hits = rng.binomial(sizes, found.stated, size=(n_resamples, len(sizes)))
+    errors = np.abs(found.stated - hits / sizes) @ found.shares
+    return _tested(found.value, errors)
 
 
 def calibration_error_interval(
@@ -398,10 +390,11 @@ def calibration_error_interval(
 ) -> Interval:
     r"""Confidence interval of the expected calibration error of the top label, by test inversion.
 
-    An error $\theta$ is in the interval if samples of the likeliest population with this error often have an ECE T that
-    is as small, and as large, as the ECE t of the data:
+    An error $\theta$ is in the interval if samples of the likeliest population with this error
+    often have an ECE T that is as small, and as large, as the ECE t of the data:
 
-    $$\{\theta : P_\theta(T \le t) > \tfrac{\alpha}{2} \text{ and } P_\theta(T \ge t) > \tfrac{\alpha}{2}\}$$
+    $$\{\theta : P_\theta(T \le t) > \tfrac{\alpha}{2}
+    \text{ and } P_\theta(T \ge t) > \tfrac{\alpha}{2}\}$$
 
     Args:
         labels: (N,) int in [0, C).
@@ -409,8 +402,9 @@ def calibration_error_interval(
         n_resamples: number of samples drawn at each error that is tried.
 
     Returns:
-        ``Interval(value, low, high)``: the ECE of the data, which may be above the interval because of noise. ``low``
-        is 0 if chance alone explains the ECE. (Efron and Tibshirani 1993, 12.3; DiCiccio and Romano 1990.)
+        ``Interval(value, low, high)``: the ECE of the data, which may be above the interval because
+        of noise. ``low`` is 0 if chance alone explains the ECE. (Efron and Tibshirani 1993, 12.3;
+        DiCiccio and Romano 1990.)
 
     >>> top = np.random.default_rng(0).uniform(0.5, 1.0, 2000)
     >>> labels = np.random.default_rng(1).random(2000) >= top
@@ -430,19 +424,19 @@ def calibration_error_interval(
 
 
 class Populations:
-    r"""The likeliest populations with a given error: all gaps of the data's bins (M,) are reduced or increased.
+    r"""The likeliest populations with a given error: all gaps of bins (M,) shrink or grow.
 
     $$|g_m(\lambda)| = \max(0, |g_m| - \lambda C_m (1 - C_m)), \qquad
     \theta(\lambda) = \sum_m \frac{|B_m|}{N} |g_m(\lambda)|$$
     """
 
     def __init__(self, bins: BinSums) -> None:
-        self.occupied = bins.counts > 0
-        self.counts, confidence, correct = (part[self.occupied] for part in bins)
-        self.n_rows = self.counts.sum()
-        self.shares = self.counts / self.n_rows
-        self.stated = np.clip(confidence / self.counts, 0, 1)
-        self.gaps = (confidence - correct) / self.counts
+        filled = bins.counts > 0
+        counts, confidence, correct = (part[filled] for part in bins)
+        self.n_rows = counts.sum()
+        self.shares = counts / self.n_rows
+        self.stated = np.clip(confidence / counts, 0, 1)
+        self.gaps = (confidence - correct) / counts
         self.value = float(self.shares @ np.abs(self.gaps))
         variances = self.stated * (1 - self.stated)
         self._variances = np.maximum(variances, _SMALLEST_VARIANCE)
@@ -464,9 +458,8 @@ class Populations:
 
     def errors(self, shrinkage: FloatArray | float) -> FloatArray:
         """The calibration errors (...) for shrinkages (...)."""
-        return np.asarray(
-            np.abs(self.stated - self.accuracies(shrinkage)) @ self.shares
-        )
+        gaps = np.abs(self.stated - self.accuracies(shrinkage))
+        return np.asarray(gaps @ self.shares)
 
 
 def interval_of_bins(
@@ -500,7 +493,7 @@ def interval_of_bins(
 
 
 def _crossing(of: Populations, holds: Callable[[float], Any]) -> float:
-    """The largest shrinkage at which the condition holds, as it does below; the least if it never holds."""
+    """The largest shrinkage at which the condition holds, as it does below; or the least."""
     most = of.most
     least = of.least
     if holds(most):

@@ -1,4 +1,4 @@
-"""Calibration error of the top label or of whole distributions, by kernel density estimation on the simplex."""
+"""Calibration error of the top label or of whole distributions, by kernel density estimation."""
 
 from __future__ import annotations
 
@@ -37,26 +37,31 @@ def kde_calibration_error(
     kind: Literal["top_label", "canonical"] = "top_label",
     norm: Literal["l1", "l2"] = "l1",
 ) -> float:
-    r"""Calibration error by kernel density estimation (ECE-KDE), of the top label or of all probabilities.
+    r"""Calibration error by kernel density estimation (ECE-KDE), of the top label or all classes.
 
-    Use it for the canonical error of the whole distribution; `classwise_calibration_error` treats each class alone. For
-    the top label, `smooth_calibration_error` is much cheaper than its O(N^2) time.
+    Use it for the canonical error of the whole distribution; `classwise_calibration_error` treats
+    each class alone. For the top label, `smooth_calibration_error` is much cheaper than its O(N^2)
+    time.
 
     $$\left(\frac{1}{N} \sum_i \lVert \hat\eta(p_i) - p_i \rVert_q^q\right)^{1/q}, \qquad
     \hat\eta(p_i) = \frac{\sum_{j \ne i} k(p_i; p_j) \, y_j}{\sum_{j \ne i} k(p_i; p_j)}$$
 
-    where $k(\cdot; p_j)$ is the Dirichlet density of parameters $p_j / h + 1$; a confidence c is the point (c, 1 - c).
+    where $k(\cdot; p_j)$ is the Dirichlet density of parameters $p_j / h + 1$; a confidence c is
+    the point (c, 1 - c).
 
     Args:
         probs: (N, C) float with at least two rows.
-        bandwidth: h, at least 1e-8; None selects the most likely of 20 values from 1e-5 to 1 by leave-one-out, on at
-            most 1,000 rows. With many classes the canonical error depends mainly on h.
-        kind: "top_label", or "canonical", which sums over the classes, to at most 2 (l1) or 1.42 (l2).
+        bandwidth: h, at least 1e-8; None selects the most likely of 20 values from 1e-5 to 1 by
+            leave-one-out, on at most 1,000 rows. With many classes the canonical error depends
+            mainly on h.
+        kind: "top_label", or "canonical", which sums over the classes, to at most 2 (l1) or 1.42
+            (l2).
         norm: q, "l1" or "l2".
 
     References:
-        Popordanoska et al. 2022, A consistent and differentiable Lp canonical calibration error estimator, Eq. 9.
-        Unlike in the authors' code, the l2 error is a root, and no term log h favours the smallest h.
+        Popordanoska et al. 2022, A consistent and differentiable Lp canonical calibration error
+        estimator, Eq. 9. Unlike in the authors' code, the l2 error is a root, and no term log h
+        favours the smallest h.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(kde_calibration_error(probs, [0, 1, 1], bandwidth=0.1), 4)
@@ -99,7 +104,7 @@ def _error(
     bandwidth: float | None,
     norm: Norm,
 ) -> float:
-    """The error of predictions (N, K) for outcomes (N, K) that are smoothed over points of the simplex."""
+    """The error of predictions (N, K) for outcomes (N, K), smoothed over points of the simplex."""
     if bandwidth is None:
         bandwidth = _choose_bandwidth(points)
     # The means around each point exclude its own outcome.
@@ -132,7 +137,7 @@ def _choose_bandwidth(points: FloatArray) -> float:
 def _kernel_blocks(
     points: FloatArray, bandwidth: float
 ) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
-    """Rows of the kernel matrix, 0 on the diagonal, divided by the largest of each row; and the logarithms of these."""
+    """Rows of the kernel matrix, 0 on the diagonal, by the largest of each, and its logarithm."""
     parameters = points / bandwidth
     of_points = gammaln(parameters + 1).sum(axis=1)
     normaliser = of_points - gammaln((parameters + 1).sum(axis=1))

@@ -1,4 +1,4 @@
-"""Metrics of several labels per row, each a problem with two outcomes, for resamples of the rows."""
+"""Metrics of several labels per row, each a problem with two outcomes, for resamples."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from hf_calib.metrics.checks import (
     refuse,
 )
 from hf_calib.metrics.ranking import area_under_roc, average_precision, tally
-from hf_calib.metrics.scores import SMALLEST_PROBABILITY
+from hf_calib.metrics.scores import nats_of
 from hf_calib.metrics.sums import BinSums, in_bins, uniform_bins
 
-UNKNOWN = -100  # An unknown label, whose decision is left out.
+# An unknown label, whose decision is left out.
+UNKNOWN = -100
 
 
 class Decisions(NamedTuple):
-    """Checked probabilities (N, C) float64, their labels (N, C) bool, and the mask (N, C) bool of known labels."""
+    """Probabilities (N, C), their labels (N, C) bool, and the mask (N, C) of known labels."""
 
     probs: FloatArray
     true: NDArray[np.bool_]
@@ -35,12 +36,12 @@ class Decisions(NamedTuple):
 def check_label_probs(probs: ArrayLike, *, argument: str = "probs") -> FloatArray:
     """Return probabilities (N, C) of independent labels as float64 in [0, 1]."""
     rows = as_array(argument, probs)
-    check_kind(
-        rows, "f", f"{argument} to be a float array", f"pass {argument}.astype(float)"
-    )
-    way_out = "pass one row per example and one column per label"
+    way_out = f"pass {argument}.astype(float)"
+    check_kind(rows, "f", f"{argument} to be a float array", way_out)
+    are_rows = rows.ndim == 2 and rows.size > 0
     requirement = f"{argument} to have shape (N, C), N and C at least 1"
-    check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", way_out)
+    way_out = "pass one row per example and one column per label"
+    check(are_rows, requirement, f"shape {rows.shape}", way_out)
     # This is False for NaN.
     inside = (rows >= -RANGE_TOLERANCE) & (rows <= 1 + RANGE_TOLERANCE)
     refuse(~inside, argument, "lie in [0, 1]", rows, "pass sigmoid(logits)")
@@ -53,15 +54,13 @@ def check_decisions(
     """Check probabilities (N, C) in [0, 1] and labels (N, C) of 0 and 1, or -100 if unknown."""
     rows = check_label_probs(probs, argument=argument)
     targets = as_array("labels", labels)
-    check_shape(
-        "labels", targets, rows.shape, f"pass 0 or 1 for each column of {argument}"
-    )
+    way_out = f"pass 0 or 1 for each column of {argument}"
+    check_shape("labels", targets, rows.shape, way_out)
     wrong = ~np.isin(targets, (0, 1, UNKNOWN))
     refuse(wrong, "labels", "be 0 or 1", targets, "leave a decision out with -100")
     known = targets != UNKNOWN
-    check(
-        known.any(), "labels to be known somewhere", "-100 only", "pass labelled rows"
-    )
+    requirement = "labels to be known somewhere"
+    check(known.any(), requirement, "-100 only", "pass labelled rows")
     return Decisions(rows, targets == 1, known)
 
 
@@ -74,11 +73,15 @@ def label_bins(decisions: Decisions, n_bins: int) -> BinSums:
 
 def negative_logs_of_decisions(decisions: Decisions) -> FloatArray:
     """The mean negative log-likelihood (N,) of each row's known labels; 0 for a row without one."""
-    outcomes = np.where(decisions.true, decisions.probs, 1 - decisions.probs)
-    nats = -np.log(np.maximum(outcomes, SMALLEST_PROBABILITY))
-    n_known = decisions.known.sum(axis=1)
+    nats = _nats(decisions.probs, decisions.true)
     sums = np.where(decisions.known, nats, 0).sum(axis=1)
+    n_known = decisions.known.sum(axis=1)
     return np.asarray(sums / np.maximum(n_known, 1))
+
+
+def _nats(probs: FloatArray, true: NDArray[np.bool_]) -> FloatArray:
+    """The negative log-likelihoods (...) of decisions (...)."""
+    return nats_of(np.where(true, probs, 1 - probs))
 
 
 class LabelMetrics:
@@ -89,27 +92,27 @@ class LabelMetrics:
         self._rows, labels = np.nonzero(decisions.known)
         probs = decisions.probs[decisions.known]
         true = decisions.true[decisions.known]
-        outcomes = np.where(true, probs, 1 - probs)
-        nats = -np.log(np.maximum(outcomes, SMALLEST_PROBABILITY))
         gaps = probs - true
         slots = labels * n_bins + uniform_bins(probs, n_bins)
+        nats = _nats(probs, true)
         columns = (1.0, gaps, true.astype(np.float64), gaps**2, nats)
         self._add = in_bins(slots, n_labels * n_bins, *columns)
         self._shape = (len(columns), n_labels, n_bins)
         # The decisions of each label, and at last those of all.
         members = [np.flatnonzero(labels == c) for c in range(n_labels)]
         members.append(np.arange(len(labels)))
+        # They are sorted once; a resample only counts them.
         self._ranked = []
         for each in members:
-            ranked = (self._rows[each], tally(probs[each], true[each]))
-            self._ranked.append(ranked)
+            tallied = tally(probs[each], true[each])
+            self._ranked.append((self._rows[each], tallied))
 
     def sums(self, counts: FloatArray) -> FloatArray:
-        """Sums (5, C, M) in the bins of each label: decisions, gaps, true decisions, squared errors and nats."""
+        """Sums (5, C, M) in bins: decisions, gaps, true decisions, squared errors and nats."""
         return self._add(counts[self._rows]).reshape(self._shape)
 
     def evaluate(self, counts: NDArray[Any]) -> dict[str, FloatArray]:
-        """Each metric (R, C + 1) for counts (R, N) of the rows; the last column is all decisions; NaN if undefined."""
+        """Each metric (R, C + 1) for counts (R, N) of rows, at last of all decisions; or NaN."""
         found = [self._of_sample(each.astype(np.float64)) for each in counts]
         return {name: np.stack([each[name] for each in found]) for name in found[0]}
 
@@ -117,6 +120,7 @@ class LabelMetrics:
         by_label = self.sums(counts)
         both = np.concatenate([by_label, by_label.sum(axis=1, keepdims=True)], axis=1)
         sizes, gaps, true, squared, nats = both
+        # A label that no drawn row knows has no metrics.
         known = sizes.sum(axis=-1)
         known[known == 0] = np.nan
         means = {"prevalence": true, "brier": squared, "nll": nats, "ece": np.abs(gaps)}
@@ -131,7 +135,7 @@ class LabelMetrics:
 
 
 def macro(by_label: Mapping[str, NDArray[Any]]) -> dict[str, FloatArray]:
-    """The mean (R,) of each metric (R, C + 1) over the labels for which it is defined; NaN if there is none."""
+    """The mean (R,) of each metric (R, C + 1) over the labels that have it; NaN if none has."""
     means = {}
     for name, values in by_label.items():
         of_labels = values[:, :-1]

@@ -1,4 +1,4 @@
-"""Smooth calibration errors: a kernel instead of bins, its reliability curve, and a supremum over witnesses."""
+"""Smooth calibration errors: a kernel instead of bins, and a supremum over witnesses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Spread = Callable[[int], FloatArray]
 
 
 class SmoothReliability(NamedTuple):
-    """Accuracy (NaN if no example is near) and density of the confidences at equidistant points of [0, 1]."""
+    """Accuracy, or NaN if no example is near, and density at equidistant points of [0, 1]."""
 
     grid: FloatArray
     accuracy: FloatArray
@@ -54,22 +54,26 @@ def smooth_calibration_error(
 ) -> float:
     r"""Smooth calibration error (smECE) of the top label.
 
-    It has no bins, so unlike `expected_calibration_error` it does not depend on edges. It needs O(N) time.
+    It has no bins, so unlike `expected_calibration_error` it does not depend on edges. It needs
+    O(N) time.
 
     $$\mathrm{smECE}_\sigma = \int_0^1 |\hat r_\sigma(t)| \, \mathrm{d}t, \qquad
     \hat r_\sigma(t) = \frac{1}{N} \sum_i K_\sigma(t, c_i) (c_i - a_i)$$
 
-    where $c_i$ is the confidence, $a_i$ the correctness (0 or 1), and $K_\sigma$ a Gaussian reflected at 0 and 1.
+    where $c_i$ is the confidence, $a_i$ the correctness (0 or 1), and $K_\sigma$ a Gaussian
+    reflected at 0 and 1.
 
     Args:
-        bandwidth: the kernel's width in [0.0001, 1]; None finds the fixed point $\sigma = \mathrm{smECE}_\sigma$.
+        bandwidth: the kernel's width in [0.0001, 1]; None finds the fixed point $\sigma =
+            \mathrm{smECE}_\sigma$.
 
     References:
-        Blasiok and Nakkiran 2023, Smooth ECE: principled reliability diagrams via kernel smoothing. As in relplot, the
-        fixed point is a multiple of 1/1024, rounded up and at least 2/1024; the kernel is cut off at a distance of 1/2;
-        and a confidence of exactly 0 or 1 counts half, as it is its own mirror image (one within 1/1000 of them between
-        half and once). The integral above is .265 for .278, and .334 for .366, where a fifth and a half of the
-        confidences are above .999.
+        Blasiok and Nakkiran 2023, Smooth ECE: principled reliability diagrams via kernel smoothing.
+        As in relplot, the fixed point is a multiple of 1/1024, rounded up and at least 2/1024; the
+        kernel is cut off at a distance of 1/2; and a confidence of exactly 0 or 1 counts half, as
+        it is its own mirror image (one within 1/1000 of them between half and once). The integral
+        above is .265 for .278, and .334 for .366, where a fifth and a half of the confidences are
+        above .999.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(smooth_calibration_error(probs, [0, 1, 1]), 4)
@@ -99,7 +103,7 @@ def smooth_reliability(
     bandwidth: float | None = None,
     grid_size: int = 200,
 ) -> SmoothReliability:
-    """The kernel regression of correctness on confidence, by default at the bandwidth of the error."""
+    """The kernel regression of correctness on confidence, if None at the error's bandwidth."""
     if bandwidth is None:
         bandwidth = _fixed_point(_spread(confidences, confidences - correct))
     size = _grid_size(bandwidth)
@@ -119,7 +123,7 @@ def smooth_reliability(
 
 
 def _spread(confidences: FloatArray, values: FloatArray) -> Spread:
-    """Numbers and sums of values (2, G) at G equidistant points of [0, 1]; the two nearest share an example."""
+    """Numbers and sums of values (2, G) at points of [0, 1], of which two share an example."""
 
     @cache
     def rows(size: int) -> FloatArray:
@@ -166,9 +170,9 @@ def _grid_size(bandwidth: float) -> int:
 
 
 def _smooth(rows: FloatArray, bandwidth: float) -> FloatArray:
-    """Convolve rows (..., G) with a Gaussian, mirrored at both ends, cut off at half the interval."""
-    # A row and its mirror image are one period, so the wrap-around of the FFT is the mirror. For an even G the middle
-    # of the kernel is between two points, as in the authors' code.
+    """Convolve rows (..., G) with a Gaussian, mirrored at both ends and cut off at 1/2."""
+    # A row and its mirror image are one period, so the wrap-around of the FFT is the mirror. For an
+    # even G the middle of the kernel is between two points, as in the authors' code.
     size = rows.shape[-1]
     offsets = np.linspace(-0.5, 0.5, size)
     height = np.sqrt(2 * np.pi) * bandwidth
@@ -187,15 +191,18 @@ def _at(points: FloatArray, row: FloatArray) -> FloatArray:
 def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""Smooth calibration error (smCE) of the top label, by its definition as a supremum.
 
-    It is between half of and the whole distance to calibration. The papers' tables have its estimate by a kernel,
-    `smooth_calibration_error`. The value is exact up to rounding, in O(N log N) time.
+    It is between half of and the whole distance to calibration. The papers' tables have its
+    estimate by a kernel, `smooth_calibration_error`. The value is exact up to rounding, in O(N log
+    N) time.
 
     $$\mathrm{smCE} = \sup_\eta \frac{1}{N} \sum_i \eta(c_i) \, (a_i - c_i)$$
 
-    where $c_i$ is the confidence, $a_i$ the correctness, and $\eta$ any 1-Lipschitz function from [0, 1] to [-1, 1].
+    where $c_i$ is the confidence, $a_i$ the correctness, and $\eta$ any 1-Lipschitz function from
+    [0, 1] to [-1, 1].
 
     References:
-        Blasiok et al. 2023, A unifying theory of distance from calibration; Focal calibration loss, Definition 2.2.
+        Blasiok et al. 2023, A unifying theory of distance from calibration; Focal calibration loss,
+        Definition 2.2.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(smooth_calibration_error_dual(probs, [0, 1, 1]), 4)
@@ -206,15 +213,15 @@ def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
 
 def smooth_error_dual(top: TopLabel) -> float:
     """The smCE of rows with a known top label."""
-    # A function that is 1-Lipschitz between neighbours is so between all pairs. So the supremum is a linear program
-    # over the N values of the witness: |w_{i+1} - w_i| <= d_i = c_{i+1} - c_i and |w_i| <= 1. With S_i the sum of
-    # the first i residuals, its dual is
-    #     min  sum_i d_i |S_i - P_i|  +  sum_i |p_i|,    P_i = p_1 + ... + p_i,    P_N = S_N:
-    # each residual is cancelled in place at a cost of 1, or moved along the line at a cost of d.
-    # No two p differ in sign: to cancel both costs 2, to move one to the other costs at most 1, the
-    # length of [0, 1]. Hence their costs add up to |S_N|, P rises from 0 to S_N (or falls, which the sign below
-    # handles), and the rest is the monotone fit to S with weights d, whose bounds merely clip the unbounded
-    # fit. Tied confidences have d = 0, so their order does not matter.
+    # A function that is 1-Lipschitz between neighbours is so between all pairs. So the supremum is
+    # a linear program over the N values of the witness: |w_{i+1} - w_i| <= d_i = c_{i+1} - c_i and
+    # |w_i| <= 1. With S_i the sum of the first i residuals, its dual is min  sum_i d_i |S_i - P_i|
+    # +  sum_i |p_i|,    P_i = p_1 + ... + p_i,    P_N = S_N: each residual is cancelled in place at
+    # a cost of 1, or moved along the line at a cost of d. No two p differ in sign: to cancel both
+    # costs 2, to move one to the other costs at most 1, the length of [0, 1]. Hence their costs add
+    # up to |S_N|, P rises from 0 to S_N (or falls, which the sign below handles), and the rest is
+    # the monotone fit to S with weights d, whose bounds merely clip the unbounded fit. Tied
+    # confidences have d = 0, so their order does not matter.
     order = np.argsort(top.confidence)
     distances = np.diff(top.confidence[order])
     running = np.cumsum((top.correct - top.confidence)[order]) / len(order)
@@ -229,10 +236,10 @@ def smooth_error_dual(top: TopLabel) -> float:
 
 
 def _monotone_fit(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """The non-decreasing sequence (N,) with the least weighted sum of absolute differences to the values (N,)."""
-    # The least sum over the fits so far whose last value is at most x is convex in x, and constant from some x on:
-    # `heap` contains the points where its slope changes, largest first, and the changes. A new value adds its own
-    # slopes, -weight and +weight, and the rising part is cut off.
+    """The non-decreasing sequence (N,) with the least weighted sum of distances to values (N,)."""
+    # The least sum over the fits so far whose last value is at most x is convex in x, and constant
+    # from some x on: `heap` contains the points where its slope changes, largest first, and the
+    # changes. A new value adds its own slopes, -weight and +weight, and the rising part is cut off.
     heap: list[tuple[float, float]] = []
     best_last = np.empty_like(values)
     pairs = zip(values.tolist(), weights.tolist(), strict=True)

@@ -1,7 +1,8 @@
-"""Metrics as sums over rows, and bins, which are (lower, upper] in all metrics, as in the papers' code.
+"""Metrics as sums over rows, and bins, which are (lower, upper] as in the papers' code.
 
-A `SumMetric` is computed from all rows at once, rows with weights, bootstrap resamples (whose weights are counts), or
-chunks of rows. The errors of the predicted class read a `TopLabel` instead of probs and labels.
+A `SumMetric` is computed from all rows at once, rows with weights, bootstrap resamples (whose
+weights are counts), or chunks of rows. The errors of the predicted class read a `TopLabel` instead
+of probs and labels.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class SumMetric(NamedTuple):
         total: Any = 0.0
         for part in row_chunks(*first.shape):
             add = self.rows(first[part], second[part])
-            total = total + add(None if weights is None else weights[part])
+            own = None if weights is None else weights[part]
+            total = total + add(own)
         return np.asarray(total)
 
 
@@ -76,11 +78,13 @@ def mean_of(
     """A metric that is the mean of a value (N,) per row, or the square root of the mean."""
 
     def rows(probs: NDArray[Any], labels: NDArray[Any]) -> Adder:
+        # In chunks, the temporaries of the probabilities of many classes stay small.
         parts = row_chunks(*probs.shape)
         values = np.concatenate([row(probs[part], labels[part]) for part in parts])
 
         def add(weights: FloatArray | None) -> FloatArray:
-            return np.asarray(values.sum() if weights is None else weights @ values)
+            total = values.sum() if weights is None else weights @ values
+            return np.asarray(total)
 
         return add
 
@@ -95,7 +99,7 @@ def mean_of(
 
 
 class Interval(NamedTuple):
-    """A value and the ends of its confidence interval, which may exclude the value; both are None if there is none."""
+    """A value and the ends of its interval, which may exclude it; None if there is none."""
 
     value: float
     low: Any = None
@@ -103,19 +107,20 @@ class Interval(NamedTuple):
 
 
 def interval_of(value: float, draws: FloatArray, confidence_level: float) -> Interval:
-    """The percentile interval of resampled values (B,), and the value if all resamples are equal to it."""
+    """The percentile interval of resampled values (B,), or the value if all are equal to it."""
     if np.abs(draws - value).max() <= SAME:
         return Interval(value, value, value)
     tail = (1 - confidence_level) / 2
-    low, high = np.quantile(draws, [tail, (1 + confidence_level) / 2])
+    low, high = np.quantile(draws, [tail, 1 - tail])
     return Interval(value, float(low), float(high))
 
 
 def wilson_interval(frequency: Any, n: Any, z: float) -> FloatArray:
-    """The interval (2, ...) of frequencies (...) among n (...) rows, z standard errors to either side (Wilson 1927).
+    """The interval (2, ...) of frequencies (...) of n rows, z standard errors wide (Wilson 1927).
 
     Unlike the normal interval it has a width at 0 and 1.
     """
+    # The ends are the frequencies q that solve (q - frequency)^2 = z^2 q (1 - q) / n.
     weight = z**2 / n
     middle = frequency + weight / 2
     reach = np.sqrt(weight * (frequency * (1 - frequency) + weight / 4))
@@ -129,20 +134,20 @@ def draw_counts(
     rng: np.random.Generator,
     groups: IntArray | None = None,
 ) -> Iterator[FloatArray]:
-    """Counts (R, N) of each row in blocks of R resamples; with groups (N,), numbered from 0, whole groups are drawn."""
+    """Counts (R, N) of rows in blocks of resamples, of whole groups (N,), numbered from 0."""
     n = n_rows
     if groups is not None:
         n = int(groups.max()) + 1
     for part in row_chunks(n_resamples, n_rows, elements=_BLOCK_ELEMENTS):
-        n_in_block = part.stop - part.start
-        counts = np.empty((n_in_block, n))
-        for row, drawn in zip(counts, rng.integers(0, n, (n_in_block, n)), strict=True):
-            row[:] = np.bincount(drawn, minlength=n)
+        drawn = rng.integers(0, n, (part.stop - part.start, n))
+        counts = np.empty(drawn.shape)
+        for row, each in zip(counts, drawn, strict=True):
+            row[:] = np.bincount(each, minlength=n)
         yield counts if groups is None else counts[:, groups]
 
 
 class TopLabel(NamedTuple):
-    """The confidence (N,), float64, of the first most probable class, and its correctness (N,): 0 or 1, or a share."""
+    """The confidence (N,) of the first most probable class, and its correctness (N,), or share."""
 
     confidence: FloatArray
     correct: FloatArray
@@ -153,7 +158,7 @@ class TopLabel(NamedTuple):
 
 
 def top_label(probs: NDArray[Any], labels: NDArray[Any]) -> TopLabel:
-    """Reduce probs (N, C) and labels, (N,) or soft (N, C); of a soft label, the share of the predicted class counts."""
+    """Reduce probs (N, C) and labels (N,); of soft ones (N, C) the predicted share counts."""
     confidence, predicted = winners(probs)
     if labels.ndim == 2:
         correct = labels[np.arange(len(probs)), predicted]
@@ -183,7 +188,7 @@ def winners(probs: NDArray[Any]) -> tuple[FloatArray, IntArray]:
 
 
 def without_rounding(confidence: FloatArray) -> FloatArray:
-    """The confidences (N,) with the 24 bits of float32, above 1/2 in 1 - p: equal ones stay equal after rounding."""
+    """The confidences (N,) with 24 bits, above 1/2 in 1 - p, so that rounding breaks no ties."""
     of_p = confidence.astype(np.float32).astype(np.float64)
     of_rest = (1 - confidence).astype(np.float32).astype(np.float64)
     return np.where(confidence < 0.5, of_p, 1 - of_rest)
@@ -218,7 +223,7 @@ class BinSums(NamedTuple):
 
 
 def uniform_edges(n_bins: int) -> FloatArray:
-    """The M + 1 edges of equal-width bins on [0, 1]; k/M is not above its edge in float32 and float64."""
+    """The M + 1 edges of equal-width bins; k/M is not above its edge in float32 and float64."""
     edges = np.arange(n_bins + 1) / n_bins
     return np.maximum(edges, edges.astype(np.float32).astype(np.float64))
 
@@ -266,29 +271,33 @@ def assign_bins(confidences: FloatArray, n_bins: int, binning: Binning) -> IntAr
     if binning == "uniform":
         return uniform_bins(confidences, n_bins)
     order = _ranking(confidences, binning)
-    sizes = np.diff(_cuts(confidences[order], n_bins, binning), prepend=0)
+    cuts = _cuts(confidences[order], n_bins, binning)
+    # The rows before the first bin are in none.
+    numbers = np.append(n_bins, np.arange(n_bins))
     bins = np.empty_like(order)
-    bins[order] = np.repeat(np.append(n_bins, np.arange(n_bins)), sizes)
+    bins[order] = np.repeat(numbers, np.diff(cuts, prepend=0))
     return bins
 
 
 def _ranking(confidences: FloatArray, binning: Binning) -> IntArray:
-    """The order (N,) of the confidences, stable for "equal_mass", which alone may cut between equal confidences."""
-    return np.argsort(confidences, kind="stable" if binning == "equal_mass" else None)
+    """The order (N,) of the confidences."""
+    # Only cuts of "equal_mass" may be between equal confidences, so that their order matters.
+    kind: Any = "stable" if binning == "equal_mass" else None
+    return np.argsort(confidences, kind=kind)
 
 
 def _cuts(
     ranked: FloatArray, n_bins: int, binning: Binning, ends: IntArray | None = None
 ) -> IntArray:
-    """The positions among the sorted confidences at which equal-mass bins start and the last one ends."""
+    """The positions among sorted confidences where equal-mass bins start and the last ends."""
     n_rows = len(ranked) if ends is None else ends[-1]
     if binning == "equal_mass":
         # The cuts are those of `numpy.array_split`.
         share, more = divmod(n_rows, n_bins)
         parts = np.arange(n_bins + 1)
         return parts * share + np.minimum(parts, more)
-    # The papers' code drops the smallest confidence, because its bins are open below. It drops ties with it too,
-    # which may be half of all rows: they are kept.
+    # The papers' code drops the smallest confidence, because its bins are open below. It drops ties
+    # with it too, which may be half of all rows: they are kept.
     edges = quantile_edges(ranked, n_bins, ends)
     cuts = np.searchsorted(ranked, edges, side="right")
     if ends is not None:
@@ -306,16 +315,6 @@ def add_to(
         np.add.at(total.reshape(-1), slots, term)
 
 
-def terms_of(
-    ones: Any, confidence: Any, correct: Any, nll: Any, brier: Any
-) -> tuple[list[Any], list[Any]]:
-    """The terms that each row (n,) adds to its bin and to the scores of its group, for numpy and torch."""
-    gap = confidence - correct
-    in_bin = [ones, confidence, confidence * confidence, correct]
-    scores = [ones, nll, nll * nll, brier, brier * brier, gap, gap * gap]
-    return in_bin, scores
-
-
 def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | float) -> Adder:
     """Sums (J, M) of J columns (N,) in bins (N,) that do not depend on the weights."""
 
@@ -331,37 +330,36 @@ def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | float) -> Adder:
 
 
 def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Adder:
-    """The `BinSums` (3, M) of any sample of the rows; each sample has its own equal-mass bins of its sorted rows."""
+    """The `BinSums` (3, M) of any sample of the rows, which has equal-mass bins of its own."""
     if binning == "uniform":
         return in_bins(uniform_bins(top.confidence, n_bins), n_bins, 1.0, *top)
     order = _ranking(top.confidence, binning)
-    confidences = top.confidence[order]
+    ranked = top.part(order)
     # The last row is 0 and ends the last bin.
-    ranked = np.zeros((3, len(order) + 1))
-    ranked[0, :-1] = 1
-    ranked[1, :-1] = confidences
-    ranked[2, :-1] = top.correct[order]
+    columns = np.zeros((3, len(order) + 1))
+    columns[:, :-1] = np.ones(len(order)), *ranked
 
-    def of_all() -> FloatArray:
-        cuts = _cuts(confidences, n_bins, binning)
-        return _sums_between(ranked, cuts)
+    def of_all_rows() -> FloatArray:
+        return _sums_between(columns, _cuts(ranked.confidence, n_bins, binning))
 
-    def of_sample(counts: FloatArray) -> FloatArray:
+    def of_resample(counts: FloatArray) -> FloatArray:
         own = np.append(counts[order], 0)
         ends = own[:-1].astype(np.intp).cumsum()
-        cuts = _cuts(confidences, n_bins, binning, ends)
+        cuts = _cuts(ranked.confidence, n_bins, binning, ends)
         rows = np.searchsorted(ends, cuts, side="right")
-        # The copies of a row may be divided between a bin and the next.
-        n_before = np.where(rows > 0, ends[rows - 1], 0)
-        divided = np.diff((cuts - n_before) * ranked[:, rows])
-        return _sums_between(own * ranked, rows) + divided
+        # A cut may divide the copies of a row between a bin and the next.
+        copies_before_cut = cuts - np.where(rows > 0, ends[rows - 1], 0)
+        of_divided_rows = np.diff(copies_before_cut * columns[:, rows])
+        return _sums_between(own * columns, rows) + of_divided_rows
 
-    return lambda counts: of_all() if counts is None else of_sample(counts)
+    return lambda counts: of_all_rows() if counts is None else of_resample(counts)
 
 
 def _sums_between(columns: FloatArray, rows: IntArray) -> FloatArray:
-    """The sums (J, M) of columns (J, N + 1) from each of M + 1 rows to the next; 0 between equal ones."""
-    return np.add.reduceat(columns, rows, axis=1)[:, :-1] * (rows[1:] > rows[:-1])
+    """The sums (J, M) of columns (J, N + 1) from each of M + 1 rows to the next, or 0."""
+    # `reduceat` sums one row there.
+    are_some = rows[1:] > rows[:-1]
+    return np.add.reduceat(columns, rows, axis=1)[:, :-1] * are_some
 
 
 def bin_sums(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> BinSums:
@@ -372,14 +370,16 @@ def bin_sums(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> BinSum
 def equal_shares(ranked: FloatArray, n_bins: int, *, weighted: bool) -> BinSums:
     """The sums (M,) of bins with equal shares of the rows.
 
-    `ranked` (3, K) are the `BinSums` of rows with equal or nearly equal confidences, the least first.
+    `ranked` (3, K) are the `BinSums` of rows with equal or nearly equal confidences, the least
+    first.
     """
     n_groups = ranked.shape[1]
     below = np.pad(np.cumsum(ranked, axis=1), [(0, 0), (1, 0)])
     n = below[0, -1]
     ranks = np.arange(1, n_bins) * n / n_bins
     if not weighted:
-        # This many rows are not above the papers' edge, which is the confidence of the last of them.
+        # This many rows are not above the papers' edge, which is the confidence of the last of
+        # them.
         ranks = np.floor(ranks) + 1
     # The whole group of an edge counts as below it, because rows that tie with an edge do.
     cuts = np.searchsorted(below[0, 1:], np.minimum(ranks, n)) + 1
@@ -393,6 +393,7 @@ def binned_error(
     """The calibration error (...) from the sums (..., M) of the bins of n (...) rows."""
     if norm == "l1" and not debias:
         return gap_error(sums.confidence - sums.correct, n)
+    # The gap of an empty bin is 0.
     members = np.where(sums.counts > 0, sums.counts, 1)
     gaps = np.abs(sums.confidence - sums.correct) / members
     if norm == "max":
@@ -409,12 +410,15 @@ def binned_error(
         terms = np.where(sums.counts > 1, unbiased, 0)
     else:
         terms = gaps**2
-    found = np.maximum((sums.counts * terms).sum(axis=-1) / n, 0.0)
+    mean = (sums.counts * terms).sum(axis=-1) / n
+    # What is subtracted may be more than there is.
+    found = np.maximum(mean, 0.0)
     return np.asarray(found if norm == "l1" else np.sqrt(found))
 
 
 def mean_size(means: FloatArray, deviations: FloatArray) -> FloatArray:
     """The mean E|X| of a normal X."""
+    # E|X| = s sqrt(2 / pi) exp(-m^2 / (2 s^2)) + |m| erf(|m| / (s sqrt(2))), or |m| if s is 0.
     sizes = np.abs(means)
     ratio = np.full_like(sizes, np.inf)
     np.divide(sizes, deviations, out=ratio, where=deviations > 0)
@@ -434,21 +438,23 @@ def top_label_sums(
     debias: bool = False,
 ) -> SumMetric:
     """The expected or the maximum calibration error of the top label."""
-    # One column instead of three is faster.
-    gaps_only = binning == "uniform" and norm == "l1" and not debias
+    if binning == "uniform" and norm == "l1" and not debias:
+        # One column of sums instead of three is faster.
+        gap_rows = partial(_gaps_in_bins, n_bins=n_bins)
+        return SumMetric(gap_rows, lambda sums, n: gap_error(sums[0], n), of_top=True)
 
     def rows(confidence: FloatArray, correct: FloatArray) -> Adder:
-        if gaps_only:
-            bins = uniform_bins(confidence, n_bins)
-            return in_bins(bins, n_bins, correct - confidence)
         return binned_rows(TopLabel(confidence, correct), n_bins, binning)
 
     def value(sums: FloatArray, n: Any) -> FloatArray:
-        if gaps_only:
-            return gap_error(sums[0], n)
         return binned_error(BinSums(*sums), n, norm, debias=debias)
 
     return SumMetric(rows, value, of_top=True, chunked=binning == "uniform")
+
+
+def _gaps_in_bins(confidence: FloatArray, correct: FloatArray, *, n_bins: int) -> Adder:
+    """Sums (1, M) of correct minus confidence, so that correct rows add to them."""
+    return in_bins(uniform_bins(confidence, n_bins), n_bins, correct - confidence)
 
 
 def top_label_error(top: TopLabel, **options: Any) -> float:
@@ -457,31 +463,34 @@ def top_label_error(top: TopLabel, **options: Any) -> float:
 
 
 def classwise_sums(n_bins: int = 15) -> SumMetric:
-    """The classwise calibration error, from probabilities minus labels in the bins of each class (C, M)."""
+    """The classwise calibration error, from probabilities minus labels in bins (C, M)."""
     rows = partial(_class_rows, n_bins=n_bins)
     return SumMetric(rows, lambda sums, n: gap_error(sums, n).mean())
 
 
 def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
-    """Sums of classes. Few values are above the first edge, so the first bin is the sum of all minus the other bins."""
+    """Sums (C, M) of probabilities minus labels in bins of each class's probability."""
     gaps = residuals(probs, labels)
     n_classes = probs.shape[1]
+    # Few values are above the first edge: the first bin has the sum of all minus the other bins.
     upper, bins = above_first_edge(probs.reshape(-1), n_bins)
     rows, classes = np.divmod(upper, n_classes)
     slots = classes * n_bins + bins
     add_upper = in_bins(slots, n_classes * n_bins, gaps.reshape(-1)[upper])
 
     def add(weights: FloatArray | None) -> FloatArray:
-        sums = add_upper(None if weights is None else weights[rows])
-        sums = sums.reshape(n_classes, n_bins)
+        own = None if weights is None else weights[rows]
+        sums = add_upper(own).reshape(n_classes, n_bins)
         every = np.ones(len(gaps)) if weights is None else weights
-        sums[:, 0] = every @ gaps - sums[:, 1:] @ np.ones(n_bins - 1)
+        # A product is several times as fast as a sum over a short axis.
+        of_others = sums[:, 1:] @ np.ones(n_bins - 1)
+        sums[:, 0] = every @ gaps - of_others
         return sums
 
     return add
 
 
 def class_gaps(sums: BinSums) -> FloatArray:
-    """The binned gap of each class (C,) from sums (C, M); NaN for a class that was never evaluated."""
+    """The binned gap of each class (C,) from sums (C, M); NaN for a class without rows."""
     n_examples = sums.counts.sum(axis=-1)
     return binned_error(sums, np.where(n_examples > 0, n_examples, np.nan))

@@ -1296,9 +1296,8 @@ class CalibrationTrainer(CalibrationMixin):
 
     Notes:
         With the model's `problem_type="single_label_classification"`, lists of floats that sum to 1
-        are soft labels. `eval_nll` and `eval_brier` are then against these, the other metrics are
-        of the most probable label (the first of several), and a calibrator needs rows with one
-        label.
+        are soft labels. The metrics of an evaluation are then against these: a prediction is
+        correct by the share of its class. A calibrator needs rows with one label.
 
         Checkpoints have the model as trained and, separately, the calibrator, which a resumed run
         restores. A head without a bias (GPT-2's) cannot hold a calibrator with a bias. Rows that

@@ -21,7 +21,7 @@ import hf_calib.metrics as metrics
 from hf_calib import InputError
 from hf_calib.metrics import CalibrationState
 from hf_calib.metrics.state import GroupSums, score_chunks
-from hf_calib.metrics.sums import BinSums, binned_error
+from hf_calib.metrics.sums import BinSums, TopLabel, bin_sums, binned_error
 
 Rows = tuple[NDArray[np.floating], NDArray[np.int64]]
 RNG = np.random.default_rng(0)
@@ -148,6 +148,7 @@ def test_weights() -> None:
         assert merged.compute()[name] == pytest.approx(value, rel=1e-12)
     assert CalibrationState.from_bytes(merged.to_bytes()).compute() == merged.compute()
     assert not state_of(probs, labels, np.ones(len(labels))).weighted
+    assert state_of(probs[:2], labels[:2], np.array([0.5, 1.5])).weighted
 
 
 def test_standard_errors_are_those_of_means() -> None:
@@ -191,6 +192,21 @@ def test_what_needs_confidences_in_order_is_near_that_of_the_rows(kind: str) -> 
             abs((top - right)[top == value].sum()) for value in np.unique(top)
         ) / len(top)
     assert state.compute()["adaptive_ece"] == pytest.approx(exact, abs=tolerance)
+
+
+@pytest.mark.parametrize("n", [100, 104, 105])
+def test_equal_mass_bins_are_the_quantile_bins_of_rows_in_cells_of_their_own(
+    n: int,
+) -> None:
+    confidence = np.linspace(0.51, 0.99, n)
+    probs = np.stack([confidence, 1 - confidence], axis=1)
+    labels = np.arange(n) % 2
+    found = state_of(probs, labels).equal_mass_bins()
+    wanted = bin_sums(TopLabel(confidence, 1.0 - labels), 15, "quantile")
+    # The papers' bins leave out the row with the least confidence.
+    least = np.array([[1.0], [confidence[0]], [1.0]])
+    np.testing.assert_allclose(np.stack(found)[:, 1:], np.stack(wanted)[:, 1:])
+    np.testing.assert_allclose(np.stack(found)[:, :1], np.stack(wanted)[:, :1] + least)
 
 
 def test_groups_are_the_metrics_of_their_rows() -> None:
@@ -280,7 +296,7 @@ class TestRefused:
         header, numbers = good.split(b"\n", 1)
         damaged = bytes([numbers[40] ^ 0xFF])
         others = [
-            header.replace(b"State 4", b"State 3"),
+            header.replace(b"State 5", b"State 3"),
             header.replace(b"15", b"16"),
             b"[]",
         ]
@@ -310,7 +326,7 @@ class TestRefused:
 
 # ---- Bytes of others ----
 
-HEADER = b'["hf_calib CalibrationState 4", 3, 15, true]'
+HEADER = b'["hf_calib CalibrationState 5", 3, 15, true]'
 
 
 def packed(header: bytes, numbers: bytes) -> bytes:
@@ -336,7 +352,7 @@ def test_hostile_headers_and_sizes_are_refused_at_once() -> None:
     ]
     headers += [b"[" * 100_000, b"[" * 100 + b"]" * 100, b'{"a":' * 9_000, b"\xff\xfe"]
     headers += [HEADER + b" " * 10**6, HEADER[:-1] + b", 1]", b"", b"null", b"[]"]
-    large = b'["hf_calib CalibrationState 4", 17000, 15, true]'
+    large = b'["hf_calib CalibrationState 5", 17000, 15, true]'
     tracemalloc.start()
     start = time.process_time()
     for header in [*headers, HEADER, large]:
@@ -382,7 +398,7 @@ def test_changed_sums_are_refused(weighted: bool, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(numbers) - 1))
     value = data.draw(st.sampled_from([np.nan, np.inf, -np.inf, -1e-3, -5.0, 1e300]))
     is_gap = (
-        place == 5 * 45 + 5
+        place == 5 * 15 + 5
     )  # The sum of confidence minus correctness may be negative.
     numbers[place] = -500.0 if is_gap and np.isfinite(value) else value
     with pytest.raises(InputError, match="bytes that to_bytes wrote"):
@@ -391,15 +407,15 @@ def test_changed_sums_are_refused(weighted: bool, data: st.DataObject) -> None:
 
 # The place of each sum of a state of three classes in 15 bins among its numbers, and what determines it.
 PLACES = {
-    "weights": slice(45, 90),
-    "confidences": slice(90, 135),
-    "squared confidences": slice(135, 180),
-    "correct rows": slice(180, 225),
-    "gap": slice(230, 231),
-    "rows by the probability of a class": slice(232, 277),
-    "probabilities of a class": slice(277, 322),
-    "true rows of a class": slice(322, 367),
-    "cells": slice(367, None),
+    "weights": slice(15, 30),
+    "confidences": slice(30, 45),
+    "squared confidences": slice(45, 60),
+    "correct rows": slice(60, 75),
+    "gap": slice(80, 81),
+    "rows by the probability of a class": slice(82, 127),
+    "probabilities of a class": slice(127, 172),
+    "true rows of a class": slice(172, 217),
+    "cells": slice(217, None),
 }
 
 

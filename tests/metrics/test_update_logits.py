@@ -106,6 +106,8 @@ def test_batch_size_and_chunk_size_do_not_matter(
     assert_same(streamed(logits, labels, batch, n_bins=n_bins), expected)
     monkeypatch.setattr("hf_calib.metrics.on_device._CHUNK_ELEMENTS", 20)
     assert_same(streamed(logits, labels, batch, n_bins=n_bins), expected)
+    monkeypatch.setattr("hf_calib.metrics.state._MOST_KEPT", 60)
+    assert_same(streamed(logits, labels, batch, n_bins=n_bins), expected)
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
@@ -127,7 +129,7 @@ def test_its_state_is_that_of_the_probabilities() -> None:
     state = CalibrationState(n_classes=6)
     state.update(probs, labels.numpy())
     ours = streamed(logits, labels)
-    sums_of_ours = {**ours.sums, "cells": ours.cells}
+    sums_of_ours = ours.sums
     for name, sums in state.sums.items():
         np.testing.assert_allclose(
             sums_of_ours[name], sums, rtol=1e-10, atol=1e-12, err_msg=name
@@ -212,16 +214,17 @@ def test_large_and_masked_logits_keep_their_nll() -> None:
 # What it keeps
 
 
-@pytest.mark.parametrize("multi_label", [False, True])
-def test_update_never_reads_a_value_back(multi_label: bool) -> None:
+@pytest.mark.parametrize("kind", [None, "multi_label", "soft_labels"])
+def test_update_never_reads_a_value_back(kind: str | None) -> None:
     """Meta tensors have no values, so whatever would wait for a device raises on them."""
     logits = torch.empty(8, 5, device="meta", dtype=torch.float16)
-    labels = torch.empty(
-        (8, 5) if multi_label else (8,), device="meta", dtype=torch.long
-    )
+    shape = (8,) if kind is None else (8, 5)
+    dtype = torch.float16 if kind == "soft_labels" else torch.long
+    labels = torch.empty(shape, device="meta", dtype=dtype)
+    flags = {} if kind is None else {kind: True}
     state = CalibrationState(n_classes=5)
-    state.update_logits(logits, labels, multi_label=multi_label)
-    state.update_logits(logits, labels, multi_label=multi_label)
+    state.update_logits(logits, labels, **flags)
+    state.update_logits(logits, labels, **flags)
 
 
 # Several labels per row
@@ -459,11 +462,8 @@ def soft_batch(n: int = 40, n_classes: int = 5) -> tuple[torch.Tensor, torch.Ten
 
 
 @pytest.mark.parametrize("n_classes", [2, 5, 40])
-def test_soft_labels_have_their_own_scores_and_their_most_probable_label(
-    n_classes: int,
-) -> None:
+def test_soft_labels_have_the_metrics_of_their_shares(n_classes: int) -> None:
     logits, shares = soft_batch(n_classes=n_classes)
-    shares[3] = 1 / n_classes  # The first of those that tie.
     counted = torch.arange(40) != 7
     probs = logits.softmax(1)[counted].numpy()
     own = shares[counted].numpy()
@@ -471,13 +471,22 @@ def test_soft_labels_have_their_own_scores_and_their_most_probable_label(
     state = CalibrationState(n_classes=n_classes)
     state.update_logits(logits[:9], shares[:9], soft_labels=True)
     state.update_logits(logits[9:], shares[9:], soft_labels=True)
-    hard = CalibrationState(n_classes=n_classes)
-    hard.update_logits(logits[counted], torch.from_numpy(own.argmax(1)))
-    wanted = hard.compute()
-    wanted["nll"] = metrics.negative_log_likelihood(probs, own)
-    wanted["brier"] = metrics.brier_score(probs, own)
-    assert state.compute() == pytest.approx(wanted, rel=1e-12)
+    assert_same(state, one_shot(probs, own))
     assert state.n_rows == 39
+    hard = metrics.accuracy(probs, own.argmax(axis=1))
+    assert state.compute()["accuracy"] != pytest.approx(hard)
+
+
+def test_rows_of_soft_labels_are_divided_by_their_sum() -> None:
+    logits, shares = soft_batch()
+    rounded = (shares * torch.linspace(0.996, 1.004, 40)[:, None]).float()
+    state = CalibrationState(n_classes=5)
+    state.update_logits(logits, rounded, soft_labels=True)
+    exact = CalibrationState(n_classes=5)
+    exact.update_logits(logits, shares, soft_labels=True)
+    assert state.compute() == pytest.approx(exact.compute(), rel=1e-5)
+    # Sums of shares that are not 1 would not be those of rows.
+    assert CalibrationState.from_bytes(state.to_bytes()).n_rows == 40
 
 
 def test_one_hot_soft_labels_are_hard_ones_also_of_masked_classes() -> None:
@@ -497,22 +506,37 @@ def test_soft_labels_that_are_not_shares_are_counted() -> None:
     logits, shares = soft_batch()
     shares[3, 0] += 0.1
     shares[5, :2] = torch.tensor([-0.1, torch.nan])
+    shares[7] = torch.tensor([1.2, -0.2, 0.0, 0.0, 0.0])
+    # A row is ignored as a whole.
+    shares[9, 0] = -100
     state = CalibrationState(n_classes=5)
     state.update_logits(logits, shares, soft_labels=True)
-    with pytest.raises(ValueError, match=r"shares of at least 0 that sum to 1.* got 2"):
+    with pytest.raises(ValueError, match=r"shares of at least 0 that sum to 1.* got 4"):
         state.compute()
 
 
-def test_soft_labels_are_of_one_softmax_and_stay_here() -> None:
+def test_soft_labels_are_of_one_softmax() -> None:
     logits, shares = soft_batch()
     state = CalibrationState(n_classes=5)
     with pytest.raises(ValueError, match="one of multi_label and soft_labels"):
         state.update_logits(logits, shares, soft_labels=True, multi_label=True)
     with pytest.raises(TypeError, match="labels to be integers"):
         state.update_logits(logits, shares)
-    other = CalibrationState(n_classes=5)
-    other.update_logits(logits, shares, soft_labels=True)
-    state.merge(other)
-    assert state.compute()["nll"] == pytest.approx(other.compute()["nll"])
-    with pytest.raises(ValueError, match=r"one label for to_bytes, got soft labels"):
-        state.to_bytes()
+
+
+@pytest.mark.parametrize("by_class", [True, False])
+def test_states_of_soft_labels_are_merged_and_sent(by_class: bool) -> None:
+    """Also next to hard labels, of which a one-hot row is one."""
+    logits, shares = soft_batch()
+    labels = shares[25:].argmax(1)
+    whole = CalibrationState(n_classes=5, by_class=by_class)
+    mixed = torch.cat([shares[:25], torch.nn.functional.one_hot(labels, 5)])
+    whole.update_logits(logits, mixed, soft_labels=True)
+    soft = CalibrationState(n_classes=5, by_class=by_class)
+    soft.update_logits(logits[:25], shares[:25], soft_labels=True)
+    hard = CalibrationState(n_classes=5, by_class=by_class)
+    hard.update_logits(logits[25:], labels)
+    merged = CalibrationState.from_bytes(soft.to_bytes()).merge(hard)
+    wanted = CalibrationState.from_bytes(whole.to_bytes())
+    assert merged.compute() == pytest.approx(wanted.compute(), **EXACT)
+    assert merged.n_rows == 40

@@ -1,4 +1,5 @@
-"""Blocks of rows: the cross entropy and the statistics of logits, and the gradient that slopes of these give.
+"""Blocks of rows: the cross entropy and the statistics of logits,
+and the gradient that slopes of these give.
 
 This is the only place where a loss reads logits. A `Block` takes few operations, for small
 matrices, where each operation costs more than its numbers. A `CacheBlock` is a part of a large
@@ -14,13 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_calib.losses.arithmetic import tiny
+from hf_calib.losses.arithmetic import tiny, wide
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import (
     IGNORE_INDEX,
     Change,
     Statistic,
-    wide,
 )
 
 # The halves of PyTorch's cross entropy, which its own `nll_loss` and `log_softmax` call.
@@ -77,7 +77,8 @@ class Block:
         return self.log_probs.gather(1, index)
 
     def ranked_below(self, count: int) -> tuple[Tensor, Tensor]:
-        """The log-probabilities of the classes next below the label, -inf if there are fewer, and their indices.
+        """The log-probabilities of the classes next below the label, -inf if there are fewer,
+        and their indices.
 
         They have shape (n, count), or (n, C). Logits are compared, because small probabilities
         underflow into ties.
@@ -89,7 +90,8 @@ class Block:
         return log_probs.topk(min(count, log_probs.shape[1]), 1)
 
     def other_powers(self, power: float) -> tuple[Tensor, Tensor | None]:
-        """The sum of the powers of the probabilities but the label's, (n,), and the powers with 0 for it, (n, C).
+        """The sum of the powers of the probabilities but the label's, (n,),
+        and the powers with 0 for it, (n, C).
 
         The label's probability is left out rather than subtracted, so the sum is accurate also if
         it is near 1.
@@ -276,7 +278,8 @@ class CacheBlock(Block):
 
 
 class Decisions:
-    """The two outcomes of every decision of a multi-label problem, as 2 * N * C rows of two classes.
+    """The two outcomes of every decision of a multi-label problem,
+    as 2 * N * C rows of two classes.
 
     A label of the logits (N, C) applies with probability sigmoid(z). `shares` are what the labels
     in [0, 1] give to the

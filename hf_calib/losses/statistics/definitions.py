@@ -39,11 +39,6 @@ RIVALS: dict[RivalRank, tuple[int, int] | None] = {
 }
 
 
-def wide(logits: Tensor) -> torch.dtype:
-    """The dtype of the computation."""
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
-
-
 @dataclass(eq=False)
 class Change:
     """factor * slope * d(value)/dl, where the slope is (n, 1).
@@ -111,7 +106,8 @@ class SomeProbabilities(Statistic):
 
 @dataclass(frozen=True)
 class Rival(SomeProbabilities):
-    """The probability q of the class ranked below the label, or the mean of several; 0 if there is none.
+    """The probability q of the class ranked below the label, or the mean of several;
+    0 if there is none.
 
     dq/dl_k is the share of p_k in the mean, times p_k.
     """
@@ -164,7 +160,8 @@ class Entropy(Statistic):
 
 @dataclass(frozen=True)
 class MeanLogProb(Statistic):
-    """The mean of v_j l_j over the classes that are not masked (-inf). Its derivative by l_j is v_j / C.
+    """The mean of v_j l_j over the classes that are not masked (-inf).
+    Its derivative by l_j is v_j / C.
 
     v is 1, or with class weights w it is w_j / w_y: the loss of a row is multiplied by w_y, so each
     class has its own weight in the end, as in PyTorch.

@@ -1,4 +1,5 @@
-"""Losses of single rows by Triton kernels, on a GPU if Triton is installed, as with PyTorch's CUDA builds.
+"""Losses of single rows by Triton kernels, on a GPU if Triton is installed,
+as with PyTorch's CUDA builds.
 
 One launch gives value and gradient: the source of the loss's formula is compiled into the kernel,
 with Triton's arithmetic in place of `arithmetic`. Losses that couple the batch take PyTorch's

@@ -21,8 +21,8 @@ TABLE = ("edges", "bins", "n_edges")
 def in_triton(
     function: Callable[..., Any], constants: tuple[tuple[str, Any], ...] | None = None
 ) -> Any:
-    """A formula with its hyperparameters, which gets a table whether it reads one or not; or, without, a function that
-    a formula calls."""
+    """A formula with its hyperparameters, which gets a table whether it reads one or not; or,
+    without, a function that a formula calls."""
     from hf_calib.losses.statistics import kernels
 
     code = function.__code__

@@ -115,8 +115,8 @@ def _numbers_of(
     start_of_row, stride_c, label, n_cols,
     KIND: tl.constexpr, ORDER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Maximum, log sum, cross entropy and statistic of a row, the number of classes of which the statistic is a mean,
-    and the index of the rival, -1 if there is none."""
+    """Maximum, log sum, cross entropy and statistic of a row, the number of classes of which the
+    statistic is a mean, and the index of the rival, -1 if there is none."""
     z_label = tl.load(start_of_row + label * stride_c).to(tl.float32)
     zero = tl.full([], 0.0, tl.float32)
     total = zero
@@ -231,7 +231,8 @@ def forward_kernel(
     FORMULA: tl.constexpr, HAS_NUMBER: tl.constexpr, GRADIENT: tl.constexpr, KEEPS: tl.constexpr,
     KIND: tl.constexpr, ORDER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the values of the formula, and their gradient, or keep the numbers of the rows and the slopes by them.
+    """Write the values of the formula, and their gradient,
+    or keep the numbers of the rows and the slopes by them.
 
     `is_right` becomes 0 if a label is neither a class nor ignored.
     """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_calib._errors import InputValueError
-from hf_calib.losses.arithmetic import tiny
+from hf_calib.losses.arithmetic import tiny, wide
 from hf_calib.losses.statistics.blocks import Block
 from hf_calib.losses.statistics.definitions import (
     IGNORE_INDEX,
@@ -23,7 +23,6 @@ from hf_calib.losses.statistics.definitions import (
     MeanLogProb,
     OtherPowers,
     Statistic,
-    wide,
 )
 
 # Others, such as the rival of a label, would need another (N, C) matrix for every class.
@@ -45,7 +44,8 @@ def look_soft(labels: Tensor) -> tuple[bool, bool]:
 
 
 class SoftLabels:
-    """Every class of the logits (..., C) as the label of its row, with its share in the labels (..., C).
+    """Every class of the logits (..., C) as the label of its row,
+    with its share in the labels (..., C).
 
     `numbers` are the cross entropy (N, C) and the statistics, (N, C), or (N, 1) if they are the
     same for every label. `shares` (N, C) are the labels, 0 in an ignored row.
