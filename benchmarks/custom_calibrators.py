@@ -2,9 +2,10 @@
 
     python benchmarks/custom_calibrators.py outputs/posthoc/*.npz   # next to those of probmetrics, on our logits
 
-`CALIBRATORS` has them by name: `AutoScaling`, and the structured maps with the penalty that cross-validation takes and
-the temperature of the mapped rows out of fold on top. CalArena itself was not at hand: that it takes a `Calibrator` is
-from the words of probmetrics 1.3, which implements its methods. They read probabilities, raised to 1e-30.
+`CALIBRATORS` has them by name: `AutoScaling`, and the structured maps with the penalty that
+cross-validation takes and the temperature of the mapped rows out of fold on top. CalArena itself
+was not at hand: that it takes a `Calibrator` is from the words of probmetrics 1.3, which implements
+its methods. They read probabilities, raised to 1e-30.
 """
 
 from __future__ import annotations

@@ -2,24 +2,27 @@
 
     python benchmarks/decisions.py outputs/posthoc/clinc150-0.npz outputs/posthoc/ag_news-0.npz
 
-Each file holds pool_logits (N, C), pool_labels (N,), test_logits and test_labels, as benchmarks/posthoc_training.py
-writes them. In each of 20 rounds, a random half of the pool fits the scaler and the other half fits the rule
-(`AbstainRule`, delta 0.05); coverage and accuracy are measured on the test rows. "short" counts the rounds in which the
-accuracy on the test rows was below the promised one. This is partly due to chance, since the test rows are a sample.
+Each file holds pool_logits (N, C), pool_labels (N,), test_logits and test_labels, as
+benchmarks/posthoc_training.py writes them. In each of 20 rounds, a random half of the pool fits the
+scaler and the other half fits the rule (`AbstainRule`, delta 0.05); coverage and accuracy are
+measured on the test rows. "short" counts the rounds in which the accuracy on the test rows was
+below the promised one. This is partly due to chance, since the test rows are a sample.
 
-If the test rows have other class frequencies than the pool, the promise does not hold. This is the case for clinc150,
-where 3% of the validation texts and 18% of the test texts are out of scope. A second table per file is therefore for
-a pool and a test set that are drawn from both together.
+If the test rows have other class frequencies than the pool, the promise does not hold. This is the
+case for clinc150, where 3% of the validation texts and 18% of the test texts are out of scope. A
+second table per file is therefore for a pool and a test set that are drawn from both together.
 """
 
 from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from markdown_lines import table_lines
 from scipy.special import softmax
 
 from hf_calib.decisions import AbstainRule
@@ -33,27 +36,37 @@ N_ROUNDS = 20
 Rows = tuple[np.ndarray, np.ndarray]
 
 
+class Found(NamedTuple):
+    """One round: the promised accuracy, the share answered, and the accuracy of the answers, NaN for none."""
+
+    promised: float
+    method: str
+    answered: float
+    accuracy: float
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument(
-        "--methods", nargs="+", default=[name for name in METHODS if name in SCALERS]
-    )
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=N_ROUNDS)
     args = parser.parse_args()
-    warnings.simplefilter("ignore")  # where nothing can be promised, the table says 0
+    # Where nothing can be promised, the table says 0.
+    warnings.simplefilter("ignore")
     for path in args.files:
         with np.load(path) as file:
-            pool, test = (
-                (file[f"{name}_logits"], file[f"{name}_labels"])
-                for name in ("pool", "test")
-            )
+            pool = file["pool_logits"], file["pool_labels"]
+            test = file["test_logits"], file["test_labels"]
         for title, splits in (("as split", as_split), ("mixed", mixed)):
-            report(
-                f"{path.stem}, {title}", pool, test, splits, args.methods, args.rounds
-            )
+            found = []
+            for seed in range(args.rounds):
+                rng = np.random.default_rng(seed)
+                found += one_round(*splits(pool, test, rng), args.methods, rng)
+            sizes = f"{len(pool[1]):,} pool rows, {len(test[1]):,} test rows"
+            print(f"\n**{path.stem}, {title}: {sizes}, {args.rounds} rounds**\n")
+            print_table(found)
 
 
 def as_split(pool: Rows, test: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
@@ -62,72 +75,69 @@ def as_split(pool: Rows, test: Rows, rng: np.random.Generator) -> tuple[Rows, Ro
 
 def mixed(pool: Rows, test: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
     """The rows of both, dealt out anew."""
-    logits, labels = (np.concatenate(parts) for parts in zip(pool, test, strict=True))
+    logits = np.concatenate([pool[0], test[0]])
+    labels = np.concatenate([pool[1], test[1]])
     order = rng.permutation(len(labels))
-    return tuple(
-        (logits[rows], labels[rows]) for rows in np.split(order, [len(pool[1])])
-    )
-
-
-def report(
-    title: str,
-    pool: Rows,
-    test: Rows,
-    splits: Callable[..., tuple[Rows, Rows]],
-    methods: list[str],
-    n_rounds: int,
-) -> None:
-    """Print a row for each promised accuracy and method: means over the rounds, and their standard deviation."""
-    print(
-        f"\n**{title}: {len(pool[1]):,} pool rows, {len(test[1]):,} test rows, {n_rounds} rounds**\n"
-    )
-    print(
-        f"| promised | method | answered | accuracy of the answers | short of it |\n|{'---|' * 5}"
-    )
-    found: dict[tuple[float, str], list[tuple[float, float]]] = {}
-    for seed in range(n_rounds):
-        rng = np.random.default_rng(seed)
-        for key, *result in one_round(*splits(pool, test, rng), methods, rng):
-            found.setdefault(key, []).append(tuple(result))
-    for (promised, method), rows in sorted(found.items(), key=lambda item: item[0][0]):
-        answered, accuracy = np.array(rows).T
-        kept = accuracy[~np.isnan(accuracy)]
-        shown = f"{kept.mean():.4f} ± {kept.std():.4f}" if len(kept) else "none"
-        short = f"{(kept < promised).sum()}/{len(kept)}"
-        cells = [
-            promised,
-            method,
-            f"{answered.mean():.4f} ± {answered.std():.4f}",
-            shown,
-            short,
-        ]
-        print(f"| {' | '.join(map(str, cells))} |")
+    first = order[: len(pool[1])]
+    second = order[len(pool[1]) :]
+    return (logits[first], labels[first]), (logits[second], labels[second])
 
 
 def one_round(
     pool: Rows, test: Rows, methods: list[str], rng: np.random.Generator
-) -> Iterator[tuple[tuple[float, str], float, float]]:
-    """(promised, method), the share answered, and the accuracy of the answers, NaN where there are none."""
-    order = rng.permutation(len(pool[1]))
-    calibrating, fitting = np.array_split(order, 2)
+) -> Iterator[Found]:
+    logits, labels = pool
+    test_logits, test_labels = test
+    calibrating, fitting = np.array_split(rng.permutation(len(labels)), 2)
     for method in ("uncalibrated", *methods):
-        if method == "uncalibrated":
-            probabilities = lambda logits: softmax(logits.astype(np.float64), axis=1)  # noqa: E731
-        else:
-            scaler = (
-                SCALERS[method].load()().fit(pool[0][calibrating], pool[1][calibrating])
-            )
+        probabilities = as_trained
+        if method != "uncalibrated":
+            scaler = SCALERS[method].load()()
+            scaler.fit(logits[calibrating], labels[calibrating])
             probabilities = scaler.predict_proba
-        probs, other_probs = probabilities(pool[0][fitting]), probabilities(test[0])
-        for accuracy in ACCURACIES:
-            if len(fitting) < rows_needed(accuracy, 0.05):
+        probs = probabilities(logits[fitting])
+        test_probs = probabilities(test_logits)
+        for promised in ACCURACIES:
+            if len(fitting) < rows_needed(promised, 0.05):
                 continue
-            rule = AbstainRule(accuracy=accuracy).fit(probs, pool[1][fitting])
-            measured = rule.measure(other_probs, test[1])
-            kept = (
-                measured["accuracy"].value if "accuracy" in measured else float("nan")
-            )
-            yield (accuracy, method), measured["answered"].value, kept
+            rule = AbstainRule(accuracy=promised).fit(probs, labels[fitting])
+            measured = rule.measure(test_probs, test_labels)
+            accuracy = float("nan")
+            if "accuracy" in measured:
+                accuracy = measured["accuracy"].value
+            yield Found(promised, method, measured["answered"].value, accuracy)
+
+
+def as_trained(logits: np.ndarray) -> np.ndarray:
+    return softmax(logits.astype(np.float64), axis=1)
+
+
+def print_table(found: list[Found]) -> None:
+    """A row for each promised accuracy and method: means over the rounds, and their standard deviation."""
+    by_row: dict[tuple[float, str], list[Found]] = {}
+    for each in found:
+        by_row.setdefault((each.promised, each.method), []).append(each)
+    rows = []
+    for promised, method in sorted(by_row, key=lambda row: row[0]):
+        rounds = by_row[promised, method]
+        answered = spread([each.answered for each in rounds])
+        kept = [each.accuracy for each in rounds if not np.isnan(each.accuracy)]
+        accuracy = spread(kept) if kept else "none"
+        n_short = sum(each < promised for each in kept)
+        short = f"{n_short}/{len(kept)}"
+        rows.append([str(promised), method, answered, accuracy, short])
+    header = [
+        "promised",
+        "method",
+        "answered",
+        "accuracy of the answers",
+        "short of it",
+    ]
+    print(*table_lines(header, rows), sep="\n")
+
+
+def spread(values: list[float]) -> str:
+    return f"{np.mean(values):.4f} ± {np.std(values):.4f}"
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 PYTHONPATH=recipes python benchmarks/image_loading.py [IMAGES.parquet]
 
-5,000 images of 32 x 32 (the column `image` of the file; without one drawn at random, as PNG), crop with padding, flip,
-normalise, batches of 128, through a DataLoader without workers. Best of 3 epochs.
+5,000 images of 32 x 32 (the column `image` of the file; without one drawn at random, as PNG), crop
+with padding, flip, normalise, batches of 128, through a DataLoader without workers. Best of 3
+epochs.
 """
 
 from __future__ import annotations

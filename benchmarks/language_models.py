@@ -3,8 +3,9 @@
     python benchmarks/language_models.py --threads 1
     python benchmarks/language_models.py --device cuda --tokens 4096 --hidden 4096 --dtype bfloat16
 
-A step is the head's product, the loss and the gradients of both. Memory is the peak in addition to the
-hidden states and the head's weight. Each round times every step once; the table gives medians over the rounds.
+A step is the head's product, the loss and the gradients of both. Memory is the peak in addition to
+the hidden states and the head's weight. Each round times every step once; the table gives medians
+over the rounds.
 """
 
 from __future__ import annotations

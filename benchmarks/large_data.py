@@ -2,9 +2,10 @@
 
 python benchmarks/large_data.py [--rows 5000000] [--shards 20] [--classes 10] [--folder FOLDER] [--by country]
 
-The files are float32 probabilities with labels and a column of 12 countries, as pyarrow writes them. Seconds are those
-of the processor, in all threads of a program from its start to its end. Memory is the peak above that of the same
-program on a thousand rows, which is what the interpreter and the packages take.
+The files are float32 probabilities with labels and a column of 12 countries, as pyarrow writes
+them. Seconds are those of the processor, in all threads of a program from its start to its end.
+Memory is the peak above that of the same program on a thousand rows, which is what the interpreter
+and the packages take.
 """
 
 from __future__ import annotations

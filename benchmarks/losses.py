@@ -11,13 +11,14 @@ The columns are
 * plain: our loss by PyTorch's operations;
 * kernels: our loss by Triton's kernels, for logits of any size, on a GPU.
 
-Each round times every case once, cross entropy first, so that a change of the machine's load meets all of them; the
-tables give medians over the rounds. Memory is the peak in addition to the logits, in units of the logits. On a GPU
-there is also the time of the device alone, without the host, by the replay of a CUDA graph.
+Each round times every case once, cross entropy first, so that a change of the machine's load meets
+all of them; the tables give medians over the rounds. Memory is the peak in addition to the logits,
+in units of the logits. On a GPU there is also the time of the device alone, without the host, by
+the replay of a CUDA graph.
 
-On the CPU much of the time is spent on allocating large buffers, page by page. Cross entropy needs three of them,
-these losses one. To time only the arithmetic, let the process keep freed memory: MALLOC_TRIM_THRESHOLD_=4000000000
-MALLOC_MMAP_THRESHOLD_=2000000000 (glibc).
+On the CPU much of the time is spent on allocating large buffers, page by page. Cross entropy needs
+three of them, these losses one. To time only the arithmetic, let the process keep freed memory:
+MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=2000000000 (glibc).
 """
 
 from __future__ import annotations

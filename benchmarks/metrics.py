@@ -4,10 +4,11 @@
     OMP_NUM_THREADS=1 python benchmarks/metrics.py
     OMP_NUM_THREADS=1 python benchmarks/metrics.py --jobs ece smooth
 
-Each round times every package once, ours first, so that a change of the machine's load meets all of them; the
-table gives medians over the rounds, and medians of the ratios within a round. Functions that take longer than
-`--patience` seconds are timed in the first round only. The values are printed next to the times, since a fast
-function may be wrong. Each package gets the data in the form that it is fastest with (torchmetrics float32 tensors).
+Each round times every package once, ours first, so that a change of the machine's load meets all of
+them; the table gives medians over the rounds, and medians of the ratios within a round. Functions
+that take longer than `--patience` seconds are timed in the first round only. The values are printed
+next to the times, since a fast function may be wrong. Each package gets the data in the form that
+it is fastest with (torchmetrics float32 tensors).
 
 Values that differ for a reason: torchmetrics has bins [lower, upper) and adds up in float32.
 
@@ -37,12 +38,8 @@ from hf_calib.metrics import (
 from hf_calib.metrics.smooth import smooth_error
 from hf_calib.metrics.sums import TopLabel, top_label_error
 
-PEERS = {  # distribution: module
-    "torchmetrics": "torchmetrics",
-    "netcal": "netcal",
-    "relplot": "relplot",
-    "uncertainty-calibration": "calibration",
-}
+# The distributions of the packages.
+PEERS = ("torchmetrics", "netcal", "relplot", "uncertainty-calibration")
 OURS = "hf_calib"
 N_BINS = 15
 
@@ -61,11 +58,9 @@ def main() -> None:
     for job in args.jobs:
         title, runs, nbytes = JOBS[job]()
         seconds, values = interleaved(runs, args.rounds, args.patience)
-        memory = (
-            {name: peak_memory(run) / nbytes for name, run in runs.items()}
-            if nbytes
-            else {}
-        )
+        memory = {}
+        if nbytes:
+            memory = {name: peak_memory(run) / nbytes for name, run in runs.items()}
         print_table(title, seconds, values, memory)
 
 
@@ -99,7 +94,8 @@ def confidences_job() -> tuple[str, dict[str, Run], int]:
         torch.from_numpy(confidences.astype(np.float32)),
         torch.from_numpy(correct.astype(np.int64)),
     )
-    ints, netcal = correct.astype(int), ECE(N_BINS)
+    ints = correct.astype(int)
+    netcal = ECE(N_BINS)
     runs: dict[str, Run] = {
         OURS: lambda: top_label_error(TopLabel(confidences, correct), n_bins=N_BINS),
         "torchmetrics": lambda: binary_calibration_error(
@@ -121,15 +117,15 @@ def classwise_job() -> tuple[str, dict[str, Run], int]:
     from torchmetrics.functional.classification import binary_calibration_error
 
     probs, labels = make_probs(100_000, 100)
-    columns, targets = torch.from_numpy(probs).T.contiguous(), torch.from_numpy(labels)
+    columns = torch.from_numpy(probs).T.contiguous()
+    targets = torch.from_numpy(labels)
+    options = {"n_bins": N_BINS, "validate_args": False}
 
     def loop() -> float:
-        gaps = [
-            binary_calibration_error(
-                column, (targets == c).long(), n_bins=N_BINS, validate_args=False
-            )
-            for c, column in enumerate(columns)
-        ]
+        gaps = []
+        for c, column in enumerate(columns):
+            is_class = (targets == c).long()
+            gaps.append(binary_calibration_error(column, is_class, **options))
         return torch.stack(gaps).mean().item()
 
     runs: dict[str, Run] = {
@@ -158,11 +154,9 @@ def probs_job() -> tuple[str, dict[str, Run], int]:
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     probs, labels = make_probs(100_000, 1000)
-    tensor, targets, netcal = (
-        torch.from_numpy(probs),
-        torch.from_numpy(labels),
-        ECE(N_BINS),
-    )
+    tensor = torch.from_numpy(probs)
+    targets = torch.from_numpy(labels)
+    netcal = ECE(N_BINS)
 
     def theirs(validate: bool) -> float:
         options = {"num_classes": 1000, "n_bins": N_BINS, "validate_args": validate}
@@ -188,23 +182,20 @@ def bootstrap_job() -> tuple[str, dict[str, Run], int]:
         )
 
     def theirs() -> float:
-        rng = np.random.default_rng(0)
-        options = {
-            "vectorized": False,
-            "method": "percentile",
-            "n_resamples": 1000,
-            "batch": 1,
-            "rng": rng,
-        }
 
         def metric(rows: np.ndarray) -> float:
             return expected_calibration_error(probs[rows], labels[rows])
 
-        return float(
-            stats.bootstrap(
-                (np.arange(100_000),), metric, **options
-            ).confidence_interval.low
+        found = stats.bootstrap(
+            (np.arange(100_000),),
+            metric,
+            vectorized=False,
+            method="percentile",
+            n_resamples=1000,
+            batch=1,
+            rng=np.random.default_rng(0),
         )
+        return float(found.confidence_interval.low)
 
     runs: dict[str, Run] = {
         OURS: interval(),
@@ -228,22 +219,20 @@ def make_confidences(n_examples: int) -> tuple[np.ndarray, np.ndarray]:
     """Confidences, most of them high, that are 0.05 too high on average."""
     rng = np.random.default_rng(0)
     confidences = 1 - 0.9 * rng.random(n_examples) ** 2
-    return confidences, (
-        rng.random(n_examples) < confidences - 0.1 * rng.random(n_examples)
-    ).astype(float)
+    drawn = rng.random(n_examples)
+    correct = drawn < confidences - 0.1 * rng.random(n_examples)
+    return confidences, correct.astype(float)
 
 
 def make_probs(n_examples: int, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
     """float32 probabilities that are sharper than those which the labels were drawn from."""
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((n_examples, n_classes), dtype=np.float32)
-    logits[np.arange(n_examples), rng.integers(n_classes, size=n_examples)] += (
-        2 + np.log(n_classes)
-    )
+    top = rng.integers(n_classes, size=n_examples)
+    logits[np.arange(n_examples), top] += 2 + np.log(n_classes)
     noise = rng.standard_exponential(logits.shape, dtype=np.float32)
-    labels = (logits - np.log(np.maximum(noise, np.finfo(np.float32).tiny))).argmax(
-        axis=1
-    )
+    positive = np.maximum(noise, np.finfo(np.float32).tiny)
+    labels = (logits - np.log(positive)).argmax(axis=1)
     np.exp(1.3 * (logits - logits.max(axis=1, keepdims=True)), out=logits)
     logits /= logits.sum(axis=1, keepdims=True)
     return logits, labels
@@ -288,13 +277,12 @@ def print_table(
     memory: dict[str, float],
 ) -> None:
     print(f"\n{title}")
+    ours = seconds[OURS]
     for name, taken in seconds.items():
-        if len(taken) == len(seconds[OURS]):
-            ratio = median(
-                theirs / ours for theirs, ours in zip(taken, seconds[OURS], strict=True)
-            )
-        else:  # timed once
-            ratio = taken[0] / median(seconds[OURS])
+        ratio = taken[0] / median(ours)
+        if len(taken) == len(ours):
+            # It was timed in each round, not once.
+            ratio = median(np.divide(taken, ours).tolist())
         times = (
             f"{1e3 * median(taken):9.1f} ms  x {ratio:7.2f}  value {values[name]:.8f}"
         )

@@ -2,15 +2,17 @@
 
     OMP_NUM_THREADS=1 python benchmarks/posthoc.py outputs/posthoc/*.npz --results benchmarks/results/posthoc.csv
 
-The files are those of benchmarks/posthoc_training.py. From the pool of each, calibration sets of 100, 300 and 1,000
-rows are drawn --draws times without replacement, and all rows are used once. Every method is fitted to each set and
-measured on all test rows. A fit is a line of the results file. An interrupted run resumes.
+The files are those of benchmarks/posthoc_training.py. From the pool of each, calibration sets of
+100, 300 and 1,000 rows are drawn --draws times without replacement, and all rows are used once.
+Every method is fitted to each set and measured on all test rows. A fit is a line of the results
+file. An interrupted run resumes.
 
-It prints one table for no calibrator, the temperature and auto; with --all one for each model and size. They give
-means over the draws, and the range of 95% of them. The last two columns compare with the temperature on the same draw
-and the same test rows: the mean difference of the NLL, with a 95% interval that resamples the draws and the test
-rows. For multi-label models, each label of each row is a decision between two classes, over which everything is
-averaged; the classwise ECE is the mean over the labels.
+It prints one table for no calibrator, the temperature and auto; with --all one for each model and
+size. They give means over the draws, and the range of 95% of them. The last two columns compare
+with the temperature on the same draw and the same test rows: the mean difference of the NLL, with a
+95% interval that resamples the draws and the test rows. For multi-label models, each label of each
+row is a decision between two classes, over which everything is averaged; the classwise ECE is the
+mean over the labels.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ import csv
 import time
 import warnings
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markdown_lines import table_lines
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
@@ -45,7 +49,9 @@ SINGLE_LABEL = [
     "auto",
 ]
 MULTI_LABEL = ["temperature", "per_label_temperature", "structured_vector", "auto"]
-SIZES = [100, 300, 1000, None]  # None: the whole pool
+# None: the whole pool.
+SIZES = [100, 300, 1000, None]
+# The digits of each.
 METRICS = {
     "accuracy": 3,
     "nll": 4,
@@ -53,19 +59,14 @@ METRICS = {
     "ece": 4,
     "classwise_ece": 5,
     "smooth_ece": 4,
-}  # digits
-COLUMNS = (
-    "model",
-    "n",
-    "size",
-    "draw",
-    "method",
-    "choice",
-    "seconds",
-    *METRICS,
-    "blocks",
-)
-_BLOCKS = 50  # of test rows, for the interval; their mean losses are kept of each fit
+}
+SETTING = ("model", "n", "size", "draw", "method")
+COLUMNS = (*SETTING, "choice", "seconds", *METRICS, "blocks")
+# Of test rows, for the interval; their mean losses are kept of each fit.
+_BLOCKS = 50
+
+# The columns of one fit.
+Result = dict[str, Any]
 
 
 def main() -> None:
@@ -91,21 +92,18 @@ def as_text(value: Any) -> Any:
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[Result]:
     """The results that are there; numbers as numbers."""
     with path.open(newline="") as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+        rows: list[Result] = list(csv.DictReader(file))
     for row in rows:
-        row |= {name: float(row[name]) for name in ("seconds", *METRICS)}
-        row |= {
-            "n": int(row["n"]) if row["n"] else None,
-            "size": int(row["size"]),
-            "draw": int(row["draw"]),
-        }
-        row |= {
-            "choice": row["choice"] or None,
-            "blocks": [float(each) for each in row["blocks"].split()],
-        }
+        for name in ("seconds", *METRICS):
+            row[name] = float(row[name])
+        for name in ("size", "draw"):
+            row[name] = int(row[name])
+        row["n"] = int(row["n"]) if row["n"] else None
+        row["choice"] = row["choice"] or None
+        row["blocks"] = [float(each) for each in row["blocks"].split()]
     return rows
 
 
@@ -129,37 +127,33 @@ def parse_args() -> argparse.Namespace:
 
 def measured(
     paths: list[Path], draws: int, known: set[tuple[Any, ...]]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Result]:
     """A result for each model, size, draw and method that is not known yet."""
     for path in paths:
         with np.load(path) as saved:
-            pool, pool_labels, test, labels = (
-                saved[name]
-                for name in ("pool_logits", "pool_labels", "test_logits", "test_labels")
-            )
-        multi_label = labels.ndim == 2
+            pool = saved["pool_logits"]
+            pool_labels = saved["pool_labels"]
+            test = saved["test_logits"]
+            labels = saved["test_labels"]
+        methods = ["none", *(SINGLE_LABEL if labels.ndim == 1 else MULTI_LABEL)]
+        settings: list[tuple[int | None, int, int]] = []
         for n in SIZES:
-            size = len(pool) if n is None else n
-            if n is not None and n >= len(pool):
+            if n is None:
+                settings.append((None, len(pool), 0))
+            elif n < len(pool):
+                settings += [(n, n, draw) for draw in range(draws)]
+        for (n, size, draw), method in product(settings, methods):
+            if (path.stem, n, draw, method) in known:
                 continue
-            for draw in range(1 if n is None else draws):
-                rows = np.random.default_rng([draw, size]).permutation(len(pool))[:size]
-                for method in ["none", *(MULTI_LABEL if multi_label else SINGLE_LABEL)]:
-                    if (path.stem, n, draw, method) in known:
-                        continue
-                    start = time.perf_counter()
-                    probs, choice = probabilities(
-                        method, pool[rows], pool_labels[rows], test
-                    )
-                    result = {
-                        "model": path.stem,
-                        "n": n,
-                        "size": size,
-                        "draw": draw,
-                        "method": method,
-                    }
-                    result |= {"seconds": time.perf_counter() - start, "choice": choice}
-                    yield result | measures(probs, labels)
+            rows = np.random.default_rng([draw, size]).permutation(len(pool))[:size]
+            start = time.perf_counter()
+            fitted = probabilities(method, pool[rows], pool_labels[rows], test)
+            seconds = time.perf_counter() - start
+            probs, choice = fitted
+            setting = (path.stem, n, size, draw, method)
+            result = dict(zip(SETTING, setting, strict=True))
+            result |= {"seconds": seconds, "choice": choice}
+            yield result | measures(probs, labels)
 
 
 def probabilities(
@@ -182,20 +176,20 @@ def probabilities(
 def measures(probs: NDArray[np.float64], labels: NDArray[Any]) -> dict[str, Any]:
     """The metrics, and the mean negative log-likelihoods of `_BLOCKS` blocks of the test rows."""
     if labels.ndim == 2:
-        own = np.where(labels == 1, probs, 1 - probs)
-        per_row = -np.log(np.maximum(own, 1e-12)).mean(axis=1)
-        columns = [np.stack([1 - column, column], axis=1) for column in probs.T]
-        whole = labels.astype(np.int64)
-        classwise = np.mean(
-            [
-                classwise_calibration_error(p, y)
-                for p, y in zip(columns, whole.T, strict=True)
-            ]
-        )
-        probs, labels = np.concatenate(columns), whole.T.ravel()
+        of_label = np.where(labels == 1, probs, 1 - probs)
+        per_row = -np.log(np.maximum(of_label, 1e-12)).mean(axis=1)
+        # Each label is a decision between two classes.
+        decisions = [np.stack([1 - column, column], axis=1) for column in probs.T]
+        whole = labels.astype(np.int64).T
+        errors = map(classwise_calibration_error, decisions, whole)
+        classwise = np.mean(list(errors))
+        probs = np.concatenate(decisions)
+        labels = whole.ravel()
     else:
-        per_row = -np.log(np.maximum(probs[np.arange(len(labels)), labels], 1e-12))
+        of_label = probs[np.arange(len(labels)), labels]
+        per_row = -np.log(np.maximum(of_label, 1e-12))
         classwise = classwise_calibration_error(probs, labels)
+    blocks = [block.mean() for block in np.array_split(per_row, _BLOCKS)]
     return {
         "accuracy": accuracy(probs, labels),
         "nll": float(per_row.mean()),
@@ -203,46 +197,47 @@ def measures(probs: NDArray[np.float64], labels: NDArray[Any]) -> dict[str, Any]
         "ece": expected_calibration_error(probs, labels),
         "classwise_ece": float(classwise),
         "smooth_ece": smooth_calibration_error(probs, labels),
-        "blocks": [
-            round(float(block.mean()), 5) for block in np.array_split(per_row, _BLOCKS)
-        ],
+        "blocks": [round(float(mean), 5) for mean in blocks],
     }
 
 
-def summary(results: list[dict[str, Any]]) -> str:
+def of_settings(results: list[Result]) -> dict[tuple[str, int | None], list[Result]]:
+    """The results of each model and number of rows."""
+    found: dict[tuple[str, int | None], list[Result]] = {}
+    for result in results:
+        found.setdefault((result["model"], result["n"]), []).append(result)
+    return found
+
+
+def of_method(results: list[Result], method: str) -> list[Result]:
+    return [result for result in results if result["method"] == method]
+
+
+def values(results: list[Result], name: str) -> list[float]:
+    return [result[name] for result in results]
+
+
+def summary(results: list[Result]) -> str:
     """One Markdown table: nothing, the temperature and auto, for each model and size."""
-    head = [
-        "model, rows",
-        *(f"{metric}: none, T, auto" for metric in ("NLL", "ECE", "classwise ECE")),
-    ]
-    head += ["NLL, auto less T", "auto chose"]
-    rows = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for model, n, size in dict.fromkeys(
-        (r["model"], r["n"], r["size"]) for r in results
-    ):
-        here = [
-            result for result in results if (result["model"], result["n"]) == (model, n)
-        ]
-        by_method = {
-            method: [result for result in here if result["method"] == method]
-            for method in ("none", "temperature", "auto")
-        }
-        cells = [f"{model}, {size:,}"]
+    header = ["model, rows"]
+    for metric in ("NLL", "ECE", "classwise ECE"):
+        header.append(f"{metric}: none, T, auto")
+    header += ["NLL, auto less T", "auto chose"]
+    rows = []
+    for (model, _), here in of_settings(results).items():
+        none = of_method(here, "none")
+        temperature = of_method(here, "temperature")
+        auto = of_method(here, "auto")
+        row = [f"{model}, {here[0]['size']:,}"]
         for metric in ("nll", "ece", "classwise_ece"):
-            means = [
-                np.mean([result[metric] for result in own])
-                for own in by_method.values()
-            ]
-            cells.append(", ".join(f"{mean:.{METRICS[metric]}f}" for mean in means))
-        cells += [
-            difference(by_method["auto"], by_method["temperature"]),
-            chosen(by_method["auto"]),
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+            means = [np.mean(values(own, metric)) for own in (none, temperature, auto)]
+            digits = METRICS[metric]
+            row.append(", ".join(f"{mean:.{digits}f}" for mean in means))
+        rows.append([*row, difference(auto, temperature), chosen(auto)])
+    return "\n".join(table_lines(header, rows))
 
 
-def chosen(results: list[dict[str, Any]]) -> str:
+def chosen(results: list[Result]) -> str:
     """The maps that "auto" chose and how often; strengths of a penalty count as one map."""
     choices = [result["choice"].split("(")[0] for result in results if result["choice"]]
     return ", ".join(
@@ -250,41 +245,30 @@ def chosen(results: list[dict[str, Any]]) -> str:
     )
 
 
-def tables(results: list[dict[str, Any]]) -> Iterator[str]:
+def tables(results: list[Result]) -> Iterator[str]:
     """A Markdown table for each model and size."""
-    for model in dict.fromkeys(result["model"] for result in results):
-        for n in SIZES:
-            here = [
-                result
-                for result in results
-                if (result["model"], result["n"]) == (model, n)
-            ]
-            if not here:
-                continue
-            draws = len({result["draw"] for result in here})
-            rows = [
-                f"all {here[0]['size']:,} rows"
-                if n is None
-                else f"{n:,} rows, {draws} draws"
-            ]
-            head = ["method", *METRICS, "NLL less the temperature's", "seconds"]
-            rows += ["", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-            temperature = [
-                result for result in here if result["method"] == "temperature"
-            ]
-            for method in dict.fromkeys(result["method"] for result in here):
-                own = [result for result in here if result["method"] == method]
-                cells = [
-                    ranged([result[name] for result in own], digits)
-                    for name, digits in METRICS.items()
-                ]
-                label = f"{method} ({choices})" if (choices := chosen(own)) else method
-                cells += [
-                    difference(own, temperature),
-                    f"{np.mean([r['seconds'] for r in own]):.2f}",
-                ]
-                rows.append(f"| {' | '.join([label, *cells])} |")
-            yield f"**{model}**, " + "\n".join(rows)
+    header = ["method", *METRICS, "NLL less the temperature's", "seconds"]
+    found = of_settings(results)
+    models = dict.fromkeys(result["model"] for result in results)
+    for model, n in product(models, SIZES):
+        here = found.get((model, n))
+        if here is None:
+            continue
+        title = f"all {here[0]['size']:,} rows"
+        if n is not None:
+            title = f"{n:,} rows, {len(set(values(here, 'draw')))} draws"
+        rows = []
+        for method in dict.fromkeys(values(here, "method")):
+            own = of_method(here, method)
+            choices = chosen(own)
+            row = [f"{method} ({choices})" if choices else method]
+            for name, digits in METRICS.items():
+                row.append(ranged(values(own, name), digits))
+            row.append(difference(own, of_method(here, "temperature")))
+            row.append(f"{np.mean(values(own, 'seconds')):.2f}")
+            rows.append(row)
+        lines = [title, "", *table_lines(header, rows)]
+        yield f"**{model}**, " + "\n".join(lines)
 
 
 def ranged(values: list[float], digits: int) -> str:
@@ -295,19 +279,19 @@ def ranged(values: list[float], digits: int) -> str:
     return f"{mean} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def difference(own: list[dict[str, Any]], temperature: list[dict[str, Any]]) -> str:
+def difference(own: list[Result], temperature: list[Result]) -> str:
     """The mean difference of the NLL, with an interval over draws and test rows; paired in both."""
-    by_draw = {result["draw"]: np.array(result["blocks"]) for result in temperature}
-    blocks = np.array(
-        [np.array(result["blocks"]) - by_draw[result["draw"]] for result in own]
-    )
+    by_draw = {result["draw"]: result["blocks"] for result in temperature}
+    gaps = [np.subtract(each["blocks"], by_draw[each["draw"]]) for each in own]
+    # (draws, blocks)
+    blocks = np.array(gaps)
+    n_draws, n_blocks = blocks.shape
     rng = np.random.default_rng(0)
     means = []
     for _ in range(2000):
-        draws = rng.integers(len(blocks), size=len(blocks))
-        means.append(
-            blocks[draws][:, rng.integers(blocks.shape[1], size=blocks.shape[1])].mean()
-        )
+        draws = rng.integers(n_draws, size=n_draws)
+        drawn_blocks = rng.integers(n_blocks, size=n_blocks)
+        means.append(blocks[draws][:, drawn_blocks].mean())
     low, high = np.quantile(means, [0.025, 0.975])
     return f"{blocks.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
 

@@ -2,12 +2,14 @@
 
     python benchmarks/posthoc_training.py --data ../shared/data --model MINILM --output outputs/posthoc
 
-`MINILM` is sentence-transformers/all-MiniLM-L6-v2, or a folder that contains it. The data folder has one folder per
-dataset, as published by its authors: CSV or Parquet files with a text and a label column.
+`MINILM` is sentence-transformers/all-MiniLM-L6-v2, or a folder that contains it. The data folder
+has one folder per dataset, as published by its authors: CSV or Parquet files with a text and a
+label column.
 
-Each run trains with cross entropy in `CalibrationTrainer` on part of the training split; the pool that calibration rows
-are drawn from (validation rows, or training rows that were left out) and the test rows are predicted at its end. One
-file per run, NAME-SEED.npz, is written at the end. A run whose file exists is skipped.
+Each run trains with cross entropy in `CalibrationTrainer` on part of the training split; the pool
+that calibration rows are drawn from (validation rows, or training rows that were left out) and the
+test rows are predicted at its end. One file per run, NAME-SEED.npz, is written at the end. A run
+whose file exists is skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,19 +35,22 @@ from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 BATCH_SIZE = 32
 
 
-class Splits(NamedTuple):
-    """Texts and labels of the three roles; labels are (N,) integers, or (N, C) floats of 0 and 1."""
+class Frames(NamedTuple):
+    """Texts and labels as published; without validation rows the pool is None.
 
-    train: Dataset
-    pool: Dataset
-    test: Dataset
+    Labels are (N,) integers, or (N, C) floats of 0 and 1.
+    """
+
+    train: pd.DataFrame
+    pool: pd.DataFrame | None
+    test: pd.DataFrame
     n_labels: int
 
 
 class Task(NamedTuple):
-    """A dataset and how to train on it: its splits, tokens of a text, training rows, epochs, learning rate."""
+    """A dataset and how to train on it: its frames, tokens of a text, training rows, epochs, learning rate."""
 
-    read: Callable[[Path], tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]]
+    read: Callable[[Path], Frames]
     max_length: int
     n_train: int | None
     epochs: int
@@ -56,21 +61,19 @@ def main() -> None:
     args = parse_args()
     disable_progress_bars()
     args.output.mkdir(parents=True, exist_ok=True)
+    running = args.output / "running"
     for seed in args.seeds:
         for name in args.tasks:
             path = args.output / f"{name}-{seed}.npz"
             if not path.exists():
-                arrays = train_and_predict(
-                    args.model, TASKS[name], args.data, seed, args.output / "running"
-                )
+                task = TASKS[name]
+                arrays = train_and_predict(args.model, task, args.data, seed, running)
                 unfinished = path.with_suffix(".unfinished.npz")
                 np.savez(unfinished, **arrays)
                 unfinished.rename(path)
             with np.load(path) as saved:
-                print(
-                    f"{path.name}: {describe(saved['test_logits'], saved['test_labels'])}",
-                    flush=True,
-                )
+                found = describe(saved["test_logits"], saved["test_labels"])
+            print(f"{path.name}: {found}", flush=True)
 
 
 def parse_args() -> argparse.Namespace:
@@ -83,62 +86,44 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def ag_news(
-    folder: Path,
-) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
-    train, test = (
-        pd.read_csv(folder / "ag_news" / name)
-        for name in ("train_20k.csv.gz", "test.csv.gz")
-    )
-    return train, None, test, 4
+def ag_news(folder: Path) -> Frames:
+    train = pd.read_csv(folder / "ag_news" / "train_20k.csv.gz")
+    test = pd.read_csv(folder / "ag_news" / "test.csv.gz")
+    return Frames(train, None, test, 4)
 
 
-def clinc150(
-    folder: Path,
-) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
+def clinc150(folder: Path) -> Frames:
     """All 150 intents and class 150, out of scope: .7% of the training rows, 3% of the pool, 18% of the test."""
-    roles = [
-        pd.concat(
-            [
-                pd.read_csv(folder / "clinc150" / f"{name}.csv.gz")
-                for name in (split, f"oos_{split}")
-            ],
-            ignore_index=True,
-        )
-        for split in ("train", "val", "test")
-    ]
-    return *roles, 151
+    frames = []
+    for split in ("train", "val", "test"):
+        inside = pd.read_csv(folder / "clinc150" / f"{split}.csv.gz")
+        outside = pd.read_csv(folder / "clinc150" / f"oos_{split}.csv.gz")
+        frames.append(pd.concat([inside, outside], ignore_index=True))
+    return Frames(*frames, 151)
 
 
-def newsgroups(
-    folder: Path,
-) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
+def newsgroups(folder: Path) -> Frames:
     """The by-date split without headers, quotes and footers."""
-    train, test = (
-        pd.read_parquet(
-            folder / "20newsgroups" / f"{split}.parquet",
-            columns=["text_stripped", "label"],
-        )
-        for split in ("train", "test")
-    )
-    named = {"text_stripped": "text"}
-    return train.rename(columns=named), None, test.rename(columns=named), 20
+    frames = []
+    for split in ("train", "test"):
+        path = folder / "20newsgroups" / f"{split}.parquet"
+        frame = pd.read_parquet(path, columns=["text_stripped", "label"])
+        frames.append(frame.rename(columns={"text_stripped": "text"}))
+    train, test = frames
+    return Frames(train, None, test, 20)
 
 
-def go_emotions(
-    folder: Path,
-) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
+def go_emotions(folder: Path) -> Frames:
     """Multi-label: 27 emotions and neutral."""
-    roles = []
+    frames = []
     for split in ("train", "dev", "test"):
         rows = pd.read_csv(folder / "goemotions" / f"{split}.csv.gz")
-        chosen = rows["labels"].astype(str).str.split()
-        labels = [
-            np.isin(np.arange(28), [int(k) for k in each]).astype(np.float32)
-            for each in chosen
-        ]
-        roles.append(pd.DataFrame({"text": rows["text"], "label": labels}))
-    return *roles, 28
+        labels = []
+        for chosen in rows["labels"].astype(str).str.split():
+            is_chosen = np.isin(np.arange(28), [int(number) for number in chosen])
+            labels.append(is_chosen.astype(np.float32))
+        frames.append(pd.DataFrame({"text": rows["text"], "label": labels}))
+    return Frames(*frames, 28)
 
 
 TASKS = {
@@ -155,17 +140,18 @@ TASKS = {
 }
 
 
-def read_splits(task: Task, folder: Path, seed: int) -> Splits:
+def draw_splits(frames: Frames, n_train: int | None, seed: int) -> list[Dataset]:
     """Draw the training rows; without validation rows, what is left of the training split is the pool."""
-    train, pool, test, n_labels = task.read(folder)
-    order = np.random.default_rng(seed).permutation(len(train))
-    chosen = order[: task.n_train]
+    order = np.random.default_rng(seed).permutation(len(frames.train))
+    train = frames.train.iloc[order[:n_train]]
+    pool = frames.pool
     if pool is None:
-        pool = train.iloc[order[task.n_train :][:6000]]
-    roles = [frame.reset_index(drop=True) for frame in (train.iloc[chosen], pool, test)]
-    return Splits(
-        *[Dataset.from_pandas(frame[["text", "label"]]) for frame in roles], n_labels
-    )
+        pool = frames.train.iloc[order[n_train:][:6000]]
+    splits = []
+    for frame in (train, pool, frames.test):
+        rows = frame[["text", "label"]].reset_index(drop=True)
+        splits.append(Dataset.from_pandas(rows))
+    return splits
 
 
 def train_and_predict(
@@ -173,28 +159,25 @@ def train_and_predict(
 ) -> dict[str, np.ndarray]:
     """The logits and labels of the pool and of the test rows."""
     set_seed(seed)
-    splits = read_splits(task, data, seed)
+    frames = task.read(data)
+    splits = draw_splits(frames, task.n_train, seed)
     tokenizer = AutoTokenizer.from_pretrained(model_name)
-    multi_label = np.ndim(splits.train[0]["label"]) == 1
+    is_multi_label = np.ndim(splits[0][0]["label"]) == 1
+    problem = "multi_label" if is_multi_label else "single_label"
     model = AutoModelForSequenceClassification.from_pretrained(
         model_name,
-        num_labels=splits.n_labels,
-        problem_type="multi_label_classification"
-        if multi_label
-        else "single_label_classification",
+        num_labels=frames.n_labels,
+        problem_type=f"{problem}_classification",
     )
+
+    def tokenize(batch: dict[str, list[str | None]]) -> Any:
+        texts = [text or "" for text in batch["text"]]
+        return tokenizer(texts, truncation=True, max_length=task.max_length)
+
     train, pool, test = (
-        role.map(
-            lambda batch: tokenizer(
-                [text or "" for text in batch["text"]],
-                truncation=True,
-                max_length=task.max_length,
-            ),
-            batched=True,
-            remove_columns="text",
-        )
-        for role in splits[:3]
+        rows.map(tokenize, batched=True, remove_columns="text") for rows in splits
     )
+    has_gpu = torch.cuda.is_available()
     trainer = CalibrationTrainer(
         model,
         CalibrationTrainingArguments(
@@ -207,12 +190,12 @@ def train_and_predict(
             learning_rate=task.learning_rate,
             train_sampling_strategy="group_by_length",
             warmup_steps=0.06,
-            bf16=torch.cuda.is_available() or torch.backends.mkldnn.is_available(),
+            bf16=has_gpu or torch.backends.mkldnn.is_available(),
             seed=seed,
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            use_cpu=not torch.cuda.is_available(),
+            use_cpu=not has_gpu,
         ),
         train_dataset=train,
         eval_dataset=pool,
@@ -231,8 +214,10 @@ def train_and_predict(
 
 def describe(logits: np.ndarray, labels: np.ndarray) -> str:
     if labels.ndim == 2:
-        return f"{logits.shape}, {((logits > 0) == labels).mean():.4f} of the decisions are right"
-    return f"{logits.shape}, accuracy {(logits.argmax(1) == labels).mean():.4f}"
+        right = ((logits > 0) == labels).mean()
+        return f"{logits.shape}, {right:.4f} of the decisions are right"
+    accuracy = (logits.argmax(axis=1) == labels).mean()
+    return f"{logits.shape}, accuracy {accuracy:.4f}"
 
 
 if __name__ == "__main__":

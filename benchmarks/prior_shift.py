@@ -2,10 +2,11 @@
 
     python benchmarks/prior_shift.py outputs/posthoc
 
-The folder contains clinc150-0.npz and ag_news-0.npz from benchmarks/posthoc_training.py. Calibrators
-are fitted to the pool of each, which has the class frequencies of the source. The test rows are
-those of clinc150 (18% out of scope, 3% in the pool), those of AG News (no shift), and those of AG
-News sampled so that the classes have 60, 20, 15 and 5%. "true" corrects to the test rows' shares.
+The folder contains clinc150-0.npz and ag_news-0.npz from benchmarks/posthoc_training.py.
+Calibrators are fitted to the pool of each, which has the class frequencies of the source. The test
+rows are those of clinc150 (18% out of scope, 3% in the pool), those of AG News (no shift), and
+those of AG News sampled so that the classes have 60, 20, 15 and 5%. "true" corrects to the test
+rows' shares.
 """
 
 from __future__ import annotations

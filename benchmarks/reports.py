@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,11 @@ def reports(folder: Path) -> Iterator[tuple[str, Any]]:
     table = pandas.DataFrame(logits, columns=[f"logit_{name}" for name in names])
     table["label"] = [names[label] for label in labels]
     table["country"] = np.array(["de", "fr", "it"])[rng.integers(0, 3, len(labels))]
-    table["length"], table["w"] = (
-        rng.integers(1, 500, len(labels)),
-        rng.integers(1, 4, len(labels)) / 2,
-    )
+    table["length"] = rng.integers(1, 500, len(labels))
+    table["w"] = rng.integers(1, 4, len(labels)) / 2
     table.to_csv(folder / "rows.csv", index=False)
-    shares = (rng.multinomial(20, softmax(logits / 3, axis=1)) / 20).astype(np.float64)
+    softer = softmax(logits / 3, axis=1)
+    shares = rng.multinomial(20, softer) / 20
     several, targets = labels_per_row()
     np.savez(folder / "shares.npz", probs=shares)
     np.savez(
@@ -52,65 +52,47 @@ def reports(folder: Path) -> Iterator[tuple[str, Any]]:
         labels=targets,
         class_names=list("abcdef"),
     )
-    source = str(folder / "rows.csv")
-    yield "rows", hf_calib.evaluate(source)
-    yield "slices", hf_calib.evaluate(source, by=["country", "length"], n_bins=10)
-    yield "weights", hf_calib.evaluate(source, by=["country"], weight_column="w")
-    yield (
-        "soft labels",
-        hf_calib.evaluate(source, soft_labels=str(folder / "shares.npz")),
-    )
-    yield (
-        "elsewhere",
-        hf_calib.evaluate(source, ood_data=[str(folder / "elsewhere.npz")]),
-    )
+    evaluate = partial(hf_calib.evaluate, str(folder / "rows.csv"))
+    yield "rows", evaluate()
+    yield "slices", evaluate(by=["country", "length"], n_bins=10)
+    yield "weights", evaluate(by=["country"], weight_column="w")
+    yield "soft labels", evaluate(soft_labels=str(folder / "shares.npz"))
+    yield "elsewhere", evaluate(ood_data=[str(folder / "elsewhere.npz")])
     yield "several labels", hf_calib.evaluate(str(folder / "several.npz"))
-    probs, softer = softmax(logits, axis=1), softmax(logits / 3, axis=1)
-    options = {"n_resamples": 200, "confidence_level": 0.9, "seed": 3}
-    yield (
-        "calibrated",
-        calibration_report(
-            probs, labels, calibrated=softer, soft_labels=shares, **options
-        ),
-    )
-    several, halved = expit(several), expit(several / 2)
-    yield (
-        "several calibrated",
-        calibration_report(several, targets, calibrated=halved, **options),
-    )
-    tagged = softmax(logits[:, :3] + 2 * np.eye(3)[labels % 3], axis=1)
-    options["class_names"] = ["O", "B-x", "I-x"]
-    report = calibration_report(tagged, labels % 3, calibrated=tagged, **options)
-    yield "entities", with_entities(report, np.repeat(np.arange(100), 7))
+    report = partial(calibration_report, confidence_level=0.9, seed=3)
+    resampled = partial(report, n_resamples=200)
+    own = softmax(logits, axis=1), labels
+    yield "calibrated", resampled(*own, calibrated=softer, soft_labels=shares)
+    halved = expit(several / 2)
+    of_several = resampled(expit(several), targets, calibrated=halved)
+    yield "several calibrated", of_several
+    tags = labels % 3
+    tagged = softmax(logits[:, :3] + 2 * np.eye(3)[tags], axis=1)
+    names_of_tags = ["O", "B-x", "I-x"]
+    of_tags = resampled(tagged, tags, calibrated=tagged, class_names=names_of_tags)
+    yield "entities", with_entities(of_tags, np.repeat(np.arange(100), 7))
     weights = rng.exponential(size=len(labels))
-    options = {"confidence_level": 0.9, "seed": 3}
-    yield (
-        "calibrated, weights",
-        calibration_report(
-            probs, labels, calibrated=softer, sample_weight=weights, **options
-        ),
-    )
+    weighted = report(*own, calibrated=softer, sample_weight=weights)
+    yield "calibrated, weights", weighted
+    source = str(folder / "rows.csv")
     yield "decisions", hf_calib.decide(source, accuracy=0.5)
-    yield (
-        "calibration",
-        hf_calib.calibrate(source, str(folder / "new"), method="temperature").report,
-    )
+    new = hf_calib.calibrate(source, str(folder / "new"), method="temperature")
+    yield "calibration", new.report
 
 
 def main(given: list[str]) -> None:
     if given:
         before, after = (json.loads(Path(path).read_text()) for path in given[:2])
-        compare(before, after, float(given[2]) if len(given) > 2 else 1e-9)
+        tolerance = float(given[2]) if len(given) > 2 else 1e-9
+        compare(before, after, tolerance)
     warnings.simplefilter("ignore")
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        found = [
-            pair
-            for name, report in reports(Path(folder))
-            for pair in flat(report.to_dict(), name)
-        ]
-    print(
-        json.dumps({key: value for key, value in found if not isinstance(value, str)})
-    )
+        for name, report in reports(Path(folder)):
+            for key, value in flat(report.to_dict(), name):
+                if not isinstance(value, str):
+                    found[key] = value
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -3,28 +3,30 @@
     OMP_NUM_THREADS=1 python benchmarks/scaling.py
     OMP_NUM_THREADS=1 python benchmarks/scaling.py --jobs nll
 
-Negative log-likelihood: against `CalibratedClassifierCV(FrozenEstimator(...), method="temperature")`, the
-public way, which also predicts the examples fold by fold; and against the fit that it calls, alone, which is
-the fairer comparison. "above the optimum" is the mean NLL at the T that was found, in float64, minus the lowest
-possible one, in nats.
+Negative log-likelihood: against `CalibratedClassifierCV(FrozenEstimator(...),
+method="temperature")`, the public way, which also predicts the examples fold by fold; and against
+the fit that it calls, alone, which is the fairer comparison. "above the optimum" is the mean NLL at
+the T that was found, in float64, minus the lowest possible one, in nats.
 
-Expected calibration error on the grid 0.1, 0.2, ..., 10: against the method of the focal_calibration repository,
-reimplemented here. For each T it divides all logits, in torch, takes the cross entropy, divides them again,
-takes the softmax, the largest probability of each row, and 15 masks, one per bin. Its second line leaves out
-the cross entropy, which a search by calibration error does not need. A round times it on five of the 100
-temperatures, unless --full-grid is given, and multiplies.
+Expected calibration error on the grid 0.1, 0.2, ..., 10: against the method of the
+focal_calibration repository, reimplemented here. For each T it divides all logits, in torch, takes
+the cross entropy, divides them again, takes the softmax, the largest probability of each row, and
+15 masks, one per bin. Its second line leaves out the cross entropy, which a search by calibration
+error does not need. A round times it on five of the 100 temperatures, unless --full-grid is given,
+and multiplies.
 
-Linear maps: `MatrixScaling` and `StructuredMatrixScaling` against the SMS of probmetrics (the maps' authors) on
-5,000 x 100, `VectorScaling` and `StructuredVectorScaling` against our own temperature on 50,000 x 1,000. "excess"
-is the mean penalised NLL at the map that was found less that of a fit that was run on until nothing more could be
-gained; the logits are over-confident, and their labels were drawn from a map with wrong offsets and mixed classes.
-`--logits FILE.npz` (with `pool_logits`, `pool_labels`) times them on other logits, for example of a real model.
+Linear maps: `MatrixScaling` and `StructuredMatrixScaling` against the SMS of probmetrics (the maps'
+authors) on 5,000 x 100, `VectorScaling` and `StructuredVectorScaling` against our own temperature
+on 50,000 x 1,000. "excess" is the mean penalised NLL at the map that was found less that of a fit
+that was run on until nothing more could be gained; the logits are over-confident, and their labels
+were drawn from a map with wrong offsets and mixed classes. `--logits FILE.npz` (with `pool_logits`,
+`pool_labels`) times them on other logits, for example of a real model.
 
-The choice of a map: `AutoScaling`, which cross-validates a dozen of them, against one SMS of probmetrics on 2,000 x 100
-of the same kind.
+The choice of a map: `AutoScaling`, which cross-validates a dozen of them, against one SMS of
+probmetrics on 2,000 x 100 of the same kind.
 
-Each round times every method once, so that a change of the machine's load meets all of them; the table gives
-medians over the rounds, and medians of the ratios within a round.
+Each round times every method once, so that a change of the machine's load meets all of them; the
+table gives medians over the rounds, and medians of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ JOBS = ["nll", "grid", "maps", "auto"]
 OURS = "hf_calib"
 N_BINS = 15
 
-Fit = Callable[[], Any]  # fits, and returns what was found: T, or a scaler
+# It fits, and returns what was found: T, or a scaler.
+Fit = Callable[[], Any]
 
 
 def main() -> None:
@@ -125,54 +128,59 @@ def compare_nll(logits: np.ndarray, labels: np.ndarray, rounds: int) -> None:
         "scikit-learn, public": partial(fit_public_scikit_learn, logits, labels),
     }
     seconds, temperatures = interleaved(fits, rounds)
-    least = minimize_scalar(  # convex in 1 / T: an inner minimum is the minimum
+    own = temperatures[OURS]
+    # The mean is convex in 1 / T: an inner minimum is the minimum.
+    least = minimize_scalar(
         lambda t: mean_nll(logits, labels, t),
-        bounds=(0.99 * temperatures[OURS], 1.01 * temperatures[OURS]),
+        bounds=(0.99 * own, 1.01 * own),
         options={"xatol": 1e-6},
     ).fun
     print_table(f"NLL temperature, {shape_of(logits)}", seconds)
     for name, temperature in temperatures.items():
-        excess = mean_nll(logits, labels, temperature) - least
-        print(
-            f"  {name:30s} T = {temperature:.6f}, {max(excess, 0):.1e} nats above the optimum"
-        )
+        excess = max(0, mean_nll(logits, labels, temperature) - least)
+        above = f"{excess:.1e} nats above the optimum"
+        print(f"  {name:30s} T = {temperature:.6f}, {above}")
 
 
 def mean_nll(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:
+    def scaled(rows: np.ndarray) -> np.ndarray:
+        return rows.astype(np.float64) / temperature
+
+    return total_nll(scaled, logits, labels) / len(logits)
+
+
+def total_nll(
+    mapped: Callable[[np.ndarray], np.ndarray], logits: np.ndarray, labels: np.ndarray
+) -> float:
+    """The NLL of mapped logits, in blocks of a million numbers."""
     loss = 0.0
-    for rows in np.array_split(np.arange(len(logits)), max(1, logits.size // 10**6)):
-        scaled = logits[rows].astype(np.float64) / temperature
-        loss -= log_softmax(scaled, axis=1)[np.arange(len(rows)), labels[rows]].sum()
-    return loss / len(logits)
+    n_blocks = max(1, logits.size // 10**6)
+    for rows in np.array_split(np.arange(len(logits)), n_blocks):
+        log_probs = log_softmax(mapped(logits[rows]), axis=1)
+        loss -= log_probs[np.arange(len(rows)), labels[rows]].sum()
+    return loss
 
 
 def compare_maps(rounds: int, file: str | None) -> None:
     if file:
         with np.load(file) as saved:
-            small = large = saved["pool_logits"], saved["pool_labels"].astype(np.int64)
+            small = saved["pool_logits"], saved["pool_labels"].astype(np.int64)
+        large = small
     else:
-        small, large = make_mixed_data(5000, 100), make_mixed_data(50_000, 1000)
-    logits, labels = small
-    report_maps(
-        small,
-        {
-            "probmetrics SMS": sms_fit(logits, labels),
-            "StructuredMatrixScaling": lambda: StructuredMatrixScaling().fit(
-                logits, labels
-            ),
-            "MatrixScaling": lambda: MatrixScaling().fit(logits, labels),
-        },
-        rounds,
-    )
-    report_maps(
-        large,
-        {
-            "TemperatureScaling": lambda: TemperatureScaling().fit(*large),
-            "StructuredVectorScaling": lambda: StructuredVectorScaling().fit(*large),
-            "VectorScaling": lambda: VectorScaling().fit(*large),
-        },
-        rounds,
-    )
+        small = make_mixed_data(5000, 100)
+        large = make_mixed_data(50_000, 1000)
+    matrices: dict[str, Fit] = {
+        "probmetrics SMS": sms_fit(*small),
+        "StructuredMatrixScaling": lambda: StructuredMatrixScaling().fit(*small),
+        "MatrixScaling": lambda: MatrixScaling().fit(*small),
+    }
+    report_maps(small, matrices, rounds)
+    vectors: dict[str, Fit] = {
+        "TemperatureScaling": lambda: TemperatureScaling().fit(*large),
+        "StructuredVectorScaling": lambda: StructuredVectorScaling().fit(*large),
+        "VectorScaling": lambda: VectorScaling().fit(*large),
+    }
+    report_maps(large, vectors, rounds)
 
 
 def sms_fit(logits: np.ndarray, labels: np.ndarray) -> Fit:
@@ -202,9 +210,8 @@ def report_maps(
     print_table(f"Linear maps, {shape_of(data[0])}", seconds, baseline)
     for name, scaler in found.items():
         if name.endswith("Scaling") and name != baseline:
-            excess = penalised_loss(scaler, *data) - penalised_loss(
-                fitted_on(scaler, *data), *data
-            )
+            least = penalised_loss(fitted_on(scaler, *data), *data)
+            excess = penalised_loss(scaler, *data) - least
             print(f"  {name:30s} {excess:.1e} nats in excess", flush=True)
 
 
@@ -222,15 +229,14 @@ def fitted_on(
 def penalised_loss(scaler: Any, logits: np.ndarray, labels: np.ndarray) -> float:
     """The objective in its documented form, written down again."""
     n, c = logits.shape
-    loss = 0.0
-    for rows in np.array_split(np.arange(n), max(1, logits.size // 10**6)):
-        mapped = scaler.transform(logits[rows])
-        loss -= log_softmax(mapped, axis=1)[np.arange(len(rows)), labels[rows]].sum()
+    loss = total_nll(scaler.transform, logits, labels)
+    # The penalties are on the weights after the temperature.
     weight = scaler.weight_ * TemperatureScaling().fit(logits, labels).temperature_
-    own = weight if weight.ndim == 1 else weight.diagonal()
-    between = (
-        np.square(weight).sum() - np.square(own).sum() if weight.ndim == 2 else 0.0
-    )
+    own = weight
+    between = 0.0
+    if weight.ndim == 2:
+        own = weight.diagonal()
+        between = np.square(weight).sum() - np.square(own).sum()
     bias = np.square(scaler.bias_).sum()
     if isinstance(scaler, StructuredMatrixScaling | StructuredVectorScaling):
         loss += c * (np.square(own - 1).sum() + bias) + c * (c - 1) * between
@@ -245,10 +251,10 @@ def make_mixed_data(n: int, c: int) -> tuple[np.ndarray, np.ndarray]:
     logits = rng.normal(scale=1.5, size=(n, c)).astype(np.float32)
     logits[np.arange(n), rng.integers(c, size=n)] += 8
     mixing = np.eye(c) + 0.4 * rng.normal(size=(c, c)) / np.sqrt(c)
-    true = logits @ mixing.astype(np.float32) + 0.5 * rng.normal(size=c).astype(
-        np.float32
-    )
-    labels = (true + rng.gumbel(size=(n, c)).astype(np.float32)).argmax(axis=1)
+    offsets = rng.normal(size=c).astype(np.float32)
+    true = logits @ mixing.astype(np.float32) + 0.5 * offsets
+    noise = rng.gumbel(size=(n, c)).astype(np.float32)
+    labels = (true + noise).argmax(axis=1)
     logits *= TRUE_TEMPERATURE
     return logits, labels
 
@@ -283,11 +289,8 @@ def compare_grids(
     tensors = torch.from_numpy(logits), torch.from_numpy(labels)
 
     def search(with_nll: bool) -> float:
-        errors = [
-            step(*tensors, temperature, with_nll=with_nll)
-            for temperature in grid[::every]
-        ]
-        return float(grid[::every][np.argmin(errors)])
+        part = grid[::every].tolist()
+        return min(part, key=partial(step, *tensors, with_nll=with_nll))
 
     seconds, temperatures = interleaved(
         {
@@ -302,12 +305,10 @@ def compare_grids(
     print_table(f"ECE on 100 temperatures, {shape_of(logits)}", seconds)
     found = temperatures[OURS]
     probs = torch.softmax(tensors[0] / found, dim=1).numpy()
-    difference = expected_calibration_error(probs, labels) - step(
-        *tensors, found, with_nll=False
-    )
-    print(
-        f"  {OURS:30s} T = {found}, where the two errors differ by {abs(difference):.1e}"
-    )
+    error = step(*tensors, found, with_nll=False)
+    difference = abs(expected_calibration_error(probs, labels) - error)
+    differ = f"where the two errors differ by {difference:.1e}"
+    print(f"  {OURS:30s} T = {found}, {differ}")
 
 
 def step(
@@ -351,12 +352,9 @@ def print_table(
 ) -> None:
     print(f"\n{title}")
     for name, values in seconds.items():
-        ratio = median(
-            value / own for value, own in zip(values, seconds[baseline], strict=True)
-        )
-        print(
-            f"  {name:30s} {1e3 * median(values):10.1f} ms {ratio:8.1f} x", flush=True
-        )
+        ratio = median(np.divide(values, seconds[baseline]).tolist())
+        milliseconds = 1e3 * median(values)
+        print(f"  {name:30s} {milliseconds:10.1f} ms {ratio:8.1f} x", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Small networks of scikit-learn on features of three text and two image datasets, and their logits.
 
-tf-idf (200 components), or pixels (100 components); each a logistic regression, a network with one hidden layer after 5
-epochs, and after 40. A third of the training rows is the pool that calibration rows are drawn from.
+tf-idf (200 components), or pixels (100 components); each a logistic regression, a network with one
+hidden layer after 5 epochs, and after 40. A third of the training rows is the pool that calibration
+rows are drawn from.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ MODELS = {
     "network, 5 epochs": lambda: MLPClassifier(128, max_iter=5, random_state=0),
     "network, 40 epochs": lambda: MLPClassifier(128, max_iter=40, random_state=0),
 }
-_MOST_TRAIN, _MOST_TEST = 12_000, 5_000
+# The most rows of the parts.
+_MOST = (12_000, 5_000)
 
 Rows = tuple[NDArray[Any], NDArray[np.int64]]
 
@@ -42,70 +44,66 @@ def networks(
 ) -> Iterator[tuple[str, str, Rows, Rows]]:
     """Logits and labels of each network that is not known yet, of the pool and of the test rows."""
     for name in (*TEXTS, *IMAGES):
-        wanted = {
-            model: make for model, make in MODELS.items() if (name, model) not in known
-        }
+        wanted = [model for model in MODELS if (name, model) not in known]
         if not wanted:
             continue
-        (x, y), (test_x, test_y) = features(data, name)
-        order = np.random.default_rng(0).permutation(len(y))
-        pool, train = order[: len(y) // 3], order[len(y) // 3 :]
-        for model, make in wanted.items():
-            fitted = make().fit(x[train], y[train])
-            assert len(fitted.classes_) == y.max() + 1
-            logits = [
-                np.log(np.maximum(fitted.predict_proba(rows), 1e-30))
-                for rows in (x[pool], test_x)
-            ]
-            yield name, model, (logits[0], y[pool]), (logits[1], test_y)
+        (inputs, labels), (test, test_labels) = features(data, name)
+        order = np.random.default_rng(0).permutation(len(labels))
+        third = len(labels) // 3
+        pool = order[:third]
+        train = order[third:]
+        for model in wanted:
+            fitted = MODELS[model]().fit(inputs[train], labels[train])
+            assert len(fitted.classes_) == labels.max() + 1
+            of_pool = logits_of(fitted, inputs[pool]), labels[pool]
+            yield name, model, of_pool, (logits_of(fitted, test), test_labels)
+
+
+def logits_of(fitted: Any, inputs: NDArray[Any]) -> NDArray[np.float64]:
+    return np.log(np.maximum(fitted.predict_proba(inputs), 1e-30))
 
 
 def features(data: Path, name: str) -> tuple[Rows, Rows]:
     """Features and labels of the training rows and of the test rows."""
+    is_images = name in IMAGES
+    parts = ("train.parquet", "test.parquet") if is_images else TEXTS[name]
     rng = np.random.default_rng(0)
-    if name in IMAGES:
-        sets = []
-        for part, most in (("train", _MOST_TRAIN), ("test", _MOST_TEST)):
-            frame = pd.read_parquet(data / name / f"{part}.parquet")
-            frame = frame.iloc[rng.permutation(len(frame))[:most]]
-            column = next(c for c in ("image", "img") if c in frame)
-            sets.append(
-                (
-                    np.stack([pixels(cell) for cell in frame[column]]),
-                    frame["label"].to_numpy(),
-                )
-            )
-        reduce: Any = PCA(100, random_state=0)
+    frames = []
+    for part, most in zip(parts, _MOST, strict=True):
+        path = data / name / part
+        read = pd.read_parquet if path.suffix == ".parquet" else pd.read_csv
+        frame = read(path)
+        frames.append(frame.iloc[rng.permutation(len(frame))[:most]])
+    train, test = frames
+    reduce: Any = PCA(100, random_state=0)
+    if is_images:
+        train_inputs = stacked_pixels(train)
+        test_inputs = stacked_pixels(test)
     else:
-        sets = []
-        for part, most in zip(TEXTS[name], (_MOST_TRAIN, _MOST_TEST), strict=True):
-            path = data / name / part
-            frame = (
-                pd.read_parquet(path)
-                if path.suffix == ".parquet"
-                else pd.read_csv(path)
-            )
-            frame = frame.iloc[rng.permutation(len(frame))[:most]]
-            labels = frame["label"].to_numpy()
-            sets.append((frame["text"].astype(str).to_numpy(), labels))
-        vectorizer = TfidfVectorizer(max_features=20_000, sublinear_tf=True).fit(
-            sets[0][0]
-        )
-        sets = [(vectorizer.transform(texts), labels) for texts, labels in sets]
+        words = TfidfVectorizer(max_features=20_000, sublinear_tf=True)
+        train_inputs = words.fit_transform(train["text"].astype(str))
+        test_inputs = words.transform(test["text"].astype(str))
         reduce = TruncatedSVD(200, random_state=0)
-    names = np.unique(sets[0][1])
-    reduce.fit(sets[0][0])
-    scale = StandardScaler().fit(reduce.transform(sets[0][0]))
-    found = []
-    for rows, labels in sets:
-        kept = np.isin(labels, names)
-        numbers = np.searchsorted(names, labels[kept]).astype(np.int64)
-        found.append(
-            (scale.transform(reduce.transform(rows[np.flatnonzero(kept)])), numbers)
-        )
-    return found[0], found[1]
+    classes, train_labels = np.unique(train["label"], return_inverse=True)
+    reduce.fit(train_inputs)
+    scale = StandardScaler().fit(reduce.transform(train_inputs))
+    train_features = scale.transform(reduce.transform(train_inputs))
+    # Classes that no training row has are left out.
+    kept = np.flatnonzero(np.isin(test["label"], classes))
+    test_labels = np.searchsorted(classes, test["label"].to_numpy()[kept])
+    test_features = scale.transform(reduce.transform(test_inputs[kept]))
+    return (
+        (train_features, train_labels.astype(np.int64)),
+        (test_features, test_labels.astype(np.int64)),
+    )
+
+
+def stacked_pixels(frame: pd.DataFrame) -> NDArray[np.float32]:
+    column = "image" if "image" in frame else "img"
+    return np.stack([pixels(cell) for cell in frame[column]])
 
 
 def pixels(cell: Any) -> NDArray[np.float32]:
-    image = Image.open(io.BytesIO(cell["bytes"] if isinstance(cell, dict) else cell))
+    contents = cell["bytes"] if isinstance(cell, dict) else cell
+    image = Image.open(io.BytesIO(contents))
     return np.asarray(image, dtype=np.float32).reshape(-1) / 255

@@ -3,9 +3,9 @@
     python benchmarks/training.py --dtypes float32 bfloat16 --losses focal adafocal mmce
     python benchmarks/training.py --evaluation 5000  # batches of 8 rows, of a network of one narrow layer
 
-The network is BERT-base with random weights, or one of your own (`--model`); the tokens are random. Each round trains
-all of them in turn for some steps; the first steps of each are not timed. The table gives medians over the rounds of
-the ratio to the stock Trainer in the same round.
+The network is BERT-base with random weights, or one of your own (`--model`); the tokens are random.
+Each round trains all of them in turn for some steps; the first steps of each are not timed. The
+table gives medians over the rounds of the ratio to the stock Trainer in the same round.
 """
 
 from __future__ import annotations

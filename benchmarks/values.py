@@ -4,7 +4,8 @@
     python benchmarks/values.py > after.json                        # some: values.py losses metrics maps decisions
     python benchmarks/values.py before.json after.json [tolerance]  # what differs by more than 1e-12, and by how much
 
-Both runs need the same machine and packages. An array is recorded by its shape and eight sums with random signs.
+Both runs need the same machine and packages. An array is recorded by its shape and eight sums with
+random signs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +39,8 @@ def rows(name: str) -> Rows:
     rng = np.random.default_rng(sum(map(ord, name)))
     logits = 3 * rng.normal(size=(n_rows, n_classes))
     cumulated = softmax(logits / 3, axis=1).cumsum(axis=1)
-    return logits, (cumulated < rng.random((n_rows, 1))).sum(axis=1).clip(
-        max=n_classes - 1
-    )
+    labels = (cumulated < rng.random((n_rows, 1))).sum(axis=1)
+    return logits, labels.clip(max=n_classes - 1)
 
 
 def labels_per_row() -> Rows:
@@ -50,14 +52,14 @@ def labels_per_row() -> Rows:
     return logits, labels
 
 
-def of_losses() -> Iterator[tuple[str, Callable[[], Any]]]:
-    for name in LOSSES:
-        for data in SIZES:
-            for dtype in (torch.float64, torch.float32, torch.bfloat16):
-                yield (
-                    f"loss {name} {data} {dtype}",
-                    lambda n=name, d=data, t=dtype: loss(n, d, t),
-                )
+# A value's name, and what computes it.
+Values = Iterator[tuple[str, Callable[[], Any]]]
+
+
+def of_losses() -> Values:
+    dtypes = (torch.float64, torch.float32, torch.bfloat16)
+    for name, data, dtype in product(LOSSES, SIZES, dtypes):
+        yield f"loss {name} {data} {dtype}", partial(loss, name, data, dtype)
 
 
 def loss(name: str, data: str, dtype: torch.dtype) -> list[Any]:
@@ -74,63 +76,49 @@ def loss(name: str, data: str, dtype: torch.dtype) -> list[Any]:
             break
         probs = softmax(logits, axis=1)
         correct = (probs.argmax(axis=1) == labels).astype(np.float64)
-        gaps = np.abs(
-            probs.mean(axis=0)
-            - np.bincount(labels, minlength=probs.shape[1]) / len(labels)
-        )
+        frequencies = np.bincount(labels, minlength=probs.shape[1]) / len(labels)
+        gaps = np.abs(probs.mean(axis=0) - frequencies)
         made.update(probs.max(axis=1), correct, class_gaps=gaps, progress=0.5)
         found.append({key: value.numpy() for key, value in made.state_dict().items()})
     return found
 
 
-def of_metrics() -> Iterator[tuple[str, Callable[[], Any]]]:
+def of_metrics() -> Values:
     for data in SIZES:
         logits, labels = rows(data)
         probs = softmax(logits, axis=1)
+        own = probs, labels
         for name, entry in METRICS.items():
-            yield (
-                f"metric {name} {data}",
-                lambda e=entry, p=probs, y=labels: e.function(p, y),
-            )
+            yield f"metric {name} {data}", partial(entry.function, *own)
             if entry.sums is not None:
-                yield (
-                    f"interval {name} {data}",
-                    lambda n=name, p=probs, y=labels: metrics.bootstrap_interval(
-                        n, p, y, n_resamples=200
-                    ),
-                )
+                interval = partial(metrics.bootstrap_interval, name, *own)
+                yield f"interval {name} {data}", partial(interval, n_resamples=200)
+        ece = partial(metrics.expected_calibration_error, *own)
         for options in (
             {"binning": "quantile"},
             {"binning": "equal_mass", "debias": True},
             {"norm": "l2"},
         ):
-            yield (
-                f"ece {options} {data}",
-                lambda p=probs, y=labels, o=options: metrics.expected_calibration_error(
-                    p, y, **o
-                ),
-            )
-        yield (
-            f"consistency {data}",
-            lambda p=probs, y=labels: metrics.consistency_test(p, y, n_resamples=200),
-        )
-        yield (
-            f"ood {data}",
-            lambda z=logits: tuple(
-                metrics.ood_detection(z, z / 2, n_resamples=100).items()
-            ),
-        )
-        yield f"streaming {data}", lambda z=logits, y=labels: streamed(z, y)
-        yield (
-            f"report {data}",
-            lambda p=probs, z=logits, y=labels: calibration_report(
-                p, y, calibrated=softmax(z / 2, axis=1), n_resamples=200
-            ).to_dict(),
-        )
-    yield (
-        "streaming several labels",
-        lambda: streamed(*labels_per_row(), multi_label=True),
-    )
+            yield f"ece {options} {data}", partial(ece, **options)
+        test = partial(metrics.consistency_test, *own, n_resamples=200)
+        yield f"consistency {data}", test
+        yield f"ood {data}", partial(detected, logits)
+        yield f"streaming {data}", partial(streamed, logits, labels)
+        yield f"report {data}", partial(reported, logits, labels)
+    several = partial(streamed, *labels_per_row(), multi_label=True)
+    yield "streaming several labels", several
+
+
+def detected(logits: Any) -> tuple[Any, ...]:
+    found = metrics.ood_detection(logits, logits / 2, n_resamples=100)
+    return tuple(found.items())
+
+
+def reported(logits: Any, labels: Any) -> dict[str, Any]:
+    probs = softmax(logits, axis=1)
+    softer = softmax(logits / 2, axis=1)
+    report = calibration_report(probs, labels, calibrated=softer, n_resamples=200)
+    return report.to_dict()
 
 
 def streamed(
@@ -138,34 +126,29 @@ def streamed(
 ) -> dict[str, float]:
     state = metrics.CalibrationState(n_classes=logits.shape[1])
     targets = torch.from_numpy(labels)
-    state.update_logits(
-        torch.from_numpy(logits),
-        targets.double() if multi_label else targets,
-        multi_label=multi_label,
-    )
+    if multi_label:
+        targets = targets.double()
+    state.update_logits(torch.from_numpy(logits), targets, multi_label=multi_label)
     return state.compute()
 
 
-def of_maps() -> Iterator[tuple[str, Callable[[], Any]]]:
-    for method, entry in SCALERS.items():
-        for data in SIZES:
-            if entry.needs == "labels" and not (data == "fifty" and method == "auto"):
-                yield (
-                    f"map {method} {data}",
-                    lambda e=entry, d=data: mapped(e.load()(), *rows(d)),
-                )
+def of_maps() -> Values:
+    for method, data in product(SCALERS, SIZES):
+        # The choice of a map takes minutes with fifty classes.
+        takes_long = data == "fifty" and method == "auto"
+        if SCALERS[method].needs == "labels" and not takes_long:
+            scaler = SCALERS[method].load()()
+            yield f"map {method} {data}", partial(mapped, scaler, *rows(data))
     for criterion in ("ece", "adaptive_ece"):
         scaler = SCALERS["temperature"].load()(criterion)
-        yield f"map temperature {criterion}", lambda s=scaler: mapped(s, *rows("ten"))
+        yield f"map temperature {criterion}", partial(mapped, scaler, *rows("ten"))
     for method in ("temperature", "auto", "per_label_temperature"):
         scaler = SCALERS[method].load()()
         if method != "per_label_temperature":
             scaler.set_params(multi_label=True)
-        yield (
-            f"map {method} several labels",
-            lambda s=scaler: mapped(s, *labels_per_row()),
-        )
-    yield "prior correction", lambda: prior()
+        several = partial(mapped, scaler, *labels_per_row())
+        yield f"map {method} several labels", several
+    yield "prior correction", prior
 
 
 def mapped(scaler: Any, logits: Any, labels: Any) -> list[Any]:
@@ -181,17 +164,17 @@ def prior() -> list[Any]:
     return [correction.predict_proba(logits)]
 
 
-def of_decisions() -> Iterator[tuple[str, Callable[[], Any]]]:
-    costs = 1.0 - np.eye(10)
+def of_decisions() -> Values:
+    costs = np.column_stack([1.0 - np.eye(10), np.full(10, 0.4)])
     rules = {
-        "abstain": lambda: decisions.AbstainRule(accuracy=0.7),
-        "abstain by class": lambda: decisions.AbstainRule(accuracy=0.5, by_class=True),
-        "costs": lambda: decisions.CostRule(np.column_stack([costs, np.full(10, 0.4)])),
-        "sets lac": lambda: decisions.PredictionSets(alpha=0.1),
-        "sets aps": lambda: decisions.PredictionSets(alpha=0.1, method="aps"),
+        "abstain": decisions.AbstainRule(accuracy=0.7),
+        "abstain by class": decisions.AbstainRule(accuracy=0.5, by_class=True),
+        "costs": decisions.CostRule(costs),
+        "sets lac": decisions.PredictionSets(alpha=0.1),
+        "sets aps": decisions.PredictionSets(alpha=0.1, method="aps"),
     }
-    for name, make in rules.items():
-        yield f"decisions {name}", lambda m=make: decided(m())
+    for name, rule in rules.items():
+        yield f"decisions {name}", partial(decided, rule)
 
 
 def decided(rule: Any) -> list[Any]:
@@ -217,14 +200,12 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def summary(value: Any) -> Any:
     """A number or a word unchanged; for an array its shape, its scale and eight sums with random signs."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, int | float):
+        return value
     if not isinstance(value, np.ndarray):
-        return (
-            value.item()
-            if isinstance(value, np.generic)
-            else value
-            if isinstance(value, int | float)
-            else repr(value)
-        )
+        return repr(value)
     numbers = np.asarray(value, dtype=np.float64).ravel()
     sound = np.isfinite(numbers)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (8, len(numbers)))
@@ -239,23 +220,16 @@ def summary(value: Any) -> Any:
 
 def difference(before: Any, after: Any) -> float:
     """How far two summaries are apart, relative to their scale; infinite where they cannot be compared."""
-    if before == after or (before != before and after != after):
+    are_nan = before != before and after != after
+    if before == after or are_nan:
         return 0.0
-    if (
-        isinstance(before, dict)
-        and isinstance(after, dict)
-        and before["shape"] == after["shape"]
-    ):
-        if before["finite"] != after["finite"]:
-            return float("inf")
-        apart = max(
-            abs(one - two)
-            for one, two in zip(before["sums"], after["sums"], strict=True)
-        )
-        return apart / max(before["scale"], 1e-300)
     if isinstance(before, int | float) and isinstance(after, int | float):
         return abs(before - after) / max(1.0, abs(before))
-    return float("inf")
+    are_arrays = isinstance(before, dict) and isinstance(after, dict)
+    if not are_arrays or any(before[key] != after[key] for key in ("shape", "finite")):
+        return float("inf")
+    apart = np.abs(np.subtract(before["sums"], after["sums"])).max()
+    return float(apart / max(before["scale"], 1e-300))
 
 
 PARTS = {
@@ -269,30 +243,21 @@ PARTS = {
 def compare(before: dict[str, Any], after: dict[str, Any], tolerance: float) -> None:
     """Print what differs by more than the tolerance, what is new and what is gone."""
     of_parts = {name.split()[0] for name in after}
-    changed = False
-    for name in sorted(
-        name for name in before.keys() | after.keys() if name.split()[0] in of_parts
-    ):
-        apart = (
-            difference(before[name], after[name])
-            if name in before and name in after
-            else None
-        )
-        if apart is None or apart > tolerance:
-            changed = True
-            how = (
-                f"differs by {apart:.1e}"
-                if apart is not None
-                else "is gone"
-                if name in before
-                else "is new"
-            )
-            print(f"{name} {how}")
-    print(
-        f"{len(after)} values compared"
-        + ("" if changed else f": none differs by more than {tolerance:g}")
-    )
-    raise SystemExit(changed)
+    compared = [name for name in before | after if name.split()[0] in of_parts]
+    changes = []
+    for name in sorted(compared):
+        if name not in after:
+            changes.append(f"{name} is gone")
+        elif name not in before:
+            changes.append(f"{name} is new")
+        else:
+            apart = difference(before[name], after[name])
+            if apart > tolerance:
+                changes.append(f"{name} differs by {apart:.1e}")
+    print(*changes, f"{len(after)} values compared", sep="\n")
+    if not changes:
+        print(f"none differs by more than {tolerance:g}")
+    raise SystemExit(bool(changes))
 
 
 def main(given: list[str]) -> None:
@@ -306,7 +271,8 @@ def main(given: list[str]) -> None:
         for name, compute in PARTS[part]():
             try:
                 found |= {name + path: value for path, value in flat(compute())}
-            except ValueError as error:  # of a metric that these rows do not have
+            except ValueError as error:
+                # Of a metric that these rows do not have.
                 found[name] = f"ValueError: {error}"
     print(json.dumps(found))
 

@@ -2,8 +2,8 @@
 
     python recipes/before_and_after.py
 
-Reads the saved logits of one run: MiniLM, fine-tuned with cross entropy on 20 Newsgroups for three epochs. The
-temperature is fitted to the calibration rows; both panels show the test rows.
+Reads the saved logits of one run: MiniLM, fine-tuned with cross entropy on 20 Newsgroups for three
+epochs. The temperature is fitted to the calibration rows; both panels show the test rows.
 """
 
 from pathlib import Path

@@ -4,21 +4,23 @@
         --temperature_criterion nll --seed 0 --results best_epoch.csv
     python recipes/best_epoch.py --table best_epoch.csv
 
-Each run adds its epochs to the results: `eval_loss` and `eval_nll_calibrated` of the held-out rows, and the test rows'
-metrics. Seeds that are in the results are not run again.
+Each run adds its epochs to the results: `eval_loss` and `eval_nll_calibrated` of the held-out rows,
+and the test rows' metrics. Seeds that are in the results are not run again.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas
+from markdown_tables import table_lines
 from papers.networks.global_pooling_cnn import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
 )
 from papers.words import train_word_tokenizer
 from transformers import DataCollatorWithPadding, TrainerCallback, set_seed
+from transformers.hf_argparser import HfArg
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments, label_maps, load_data
@@ -30,15 +32,12 @@ MEASURED = ("accuracy", "nll", "nll_calibrated", "ece", "ece_calibrated")
 
 @dataclass
 class ModelArguments:
-    model: str = field(
-        default="global_pooling_cnn",
-        metadata={"help": "This network, as the config says."},
+    model: str = HfArg(
+        default="global_pooling_cnn", help="This network, as the config says."
     )
-    max_length: int = field(
-        default=250, metadata={"help": "Words of a text, from its end."}
-    )
-    results: Path = field(
-        default=Path("best_epoch.csv"), metadata={"help": "The file that epochs go to."}
+    max_length: int = HfArg(default=250, help="Words of a text, from its end.")
+    results: Path = HfArg(
+        default=Path("best_epoch.csv"), help="The file that epochs go to."
     )
 
     def __post_init__(self):
@@ -52,7 +51,9 @@ class TestAtEachEpoch(TrainerCallback):
     """Measures the test rows after each evaluation, with the temperature that was fitted for it."""
 
     def __init__(self, trainer, test):
-        self.trainer, self.test, self.epochs = trainer, test, {}
+        self.trainer = trainer
+        self.test = test
+        self.epochs = {}
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         found = self.trainer.predict(self.test).metrics
@@ -74,13 +75,12 @@ def run(model_args, data_args, args):
     )
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     config = GlobalPoolingCNNConfig(**sizes, **label_maps(dataset))
-    rows = dataset.map(
-        lambda batch: tokenizer(
-            batch["text"], truncation=True, max_length=model_args.max_length
-        ),
-        batched=True,
-        remove_columns="text",
-    )
+    length = model_args.max_length
+
+    def tokenize(batch):
+        return tokenizer(batch["text"], truncation=True, max_length=length)
+
+    rows = dataset.map(tokenize, batched=True, remove_columns="text")
     trainer = CalibrationTrainer(
         GlobalPoolingCNNForSequenceClassification(config),
         args,
@@ -101,17 +101,14 @@ def table(results):
     by_seed = results.groupby("seed")
     chosen = {f"`{name}`": by_seed[name].idxmin() for name in CRITERIA}
     chosen["the last"] = by_seed["epoch"].idxmax()
-    lines = [
-        "| epoch by | epochs | accuracy | NLL | NLL after T | ECE | ECE after T |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    header = ["epoch by", "epochs", "accuracy", "NLL", "NLL after T", "ECE"]
+    header.append("ECE after T")
+    rows = []
     for name, places in chosen.items():
-        epochs = results.loc[places]
-        means = [f"{epochs[measure].mean():.3f}" for measure in MEASURED]
-        lines.append(
-            f"| {' | '.join([name, ', '.join(map(str, epochs['epoch'])), *means])} |"
-        )
-    return "\n".join(lines)
+        runs = results.loc[places]
+        means = [f"{runs[measure].mean():.3f}" for measure in MEASURED]
+        rows.append([name, ", ".join(map(str, runs["epoch"])), *means])
+    return "\n".join(table_lines(header, rows))
 
 
 if __name__ == "__main__":

@@ -2,16 +2,18 @@
 
     python recipes/check_tables.py
 
-The tables of docs/results/language_models.md are computed again from the `report.json` of each study. The pages on runs
-are compared with `results.csv` of each study: the means and differences of its table. The tables of the pages on
-post-hoc calibrators are computed again from the raw results, and those of papers_length.md and of the small ViT from
-saved logits; the H100's tables of speed.md are those of its record. All decimal numbers of studies.md and docs/papers
-are compared with the JSON files of the studies; the tables of small_claims are computed again from its JSON file, whose
-means are those of its csv file. A sentence that calls something "beyond chance" prints its corrected p.
+The tables of docs/results/language_models.md are computed again from the `report.json` of each
+study. The pages on runs are compared with `results.csv` of each study: the means and differences of
+its table. The tables of the pages on post-hoc calibrators are computed again from the raw results,
+and those of papers_length.md and of the small ViT from saved logits; the H100's tables of speed.md
+are those of its record. All decimal numbers of studies.md and docs/papers are compared with the
+JSON files of the studies; the tables of small_claims are computed again from its JSON file, whose
+means are those of its csv file. A sentence that calls something "beyond chance" prints its
+corrected p.
 
-Numbers without a file in the repository are counted by name: intervals and corrected p-values of runs, and
-cross-calibration, whose files were not kept. A page that summarises others may only state numbers of the pages that it
-links to.
+Numbers without a file in the repository are counted by name: intervals and corrected p-values of
+runs, and cross-calibration, whose files were not kept. A page that summarises others may only state
+numbers of the pages that it links to.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,11 +35,9 @@ from results_tables import claim_lines, study_lines
 from saved_runs import FOLDERS, printed
 
 ROOT = Path(__file__).parents[1]
-RESULTS, DOCS, BENCHMARKS = (
-    ROOT / "recipes" / "results",
-    ROOT / "docs",
-    ROOT / "benchmarks",
-)
+RESULTS = ROOT / "recipes" / "results"
+DOCS = ROOT / "docs"
+BENCHMARKS = ROOT / "benchmarks"
 # The studies of each page, in the order of their tables.
 STUDIES = {
     "training.md": (
@@ -80,63 +81,60 @@ DENIED = re.compile(
 )
 CORRECTED_P = re.compile(r"corrected p (< \.001|0?\.\d+)")
 DECIMAL = re.compile(r"(?<![\w.])[-+]?\d*\.\d+(?!\.?\d)(?<!\d{4}\.\d{5})")
-# Sources of stated numbers that are in no file of results.
+# Stated numbers that are in no file of results, by their source, and the pages that state them.
 EXPLAINED = {
-    (
-        "twenty_newsgroups.md",
-        "1.42",
-    ): "the NLL of the calibration rows at the end of one training",
-    **{
-        ("training.md", number): "run_studies.sh, on its learning rate"
-        for number in ("2.35", "1.13", "5.02")
+    "twenty_newsgroups.md": {
+        "the NLL of the calibration rows at the end of one training": "1.42",
     },
-    **{("adafocal.md", number): "the paper's" for number in (".76", ".82")},
-    **{
-        ("bsce_gra.md", number): "differences of the paper's Table 2"
-        for number in (".38", ".07", ".14", ".34")
+    "training.md": {"run_studies.sh, on its learning rate": "2.35 1.13 5.02"},
+    "adafocal.md": {
+        "the paper's": ".76 .82",
+        "what another seed may change": ".01 .02",
     },
-    **{
-        ("dual_focal.md", number): "differences of the paper's Tables 4, 10 and 13"
-        for number in ("1.09", ".66", ".06", "1.70", ".64", ".80", "2.69", ".23")
+    "bsce_gra.md": {
+        "differences of the paper's Table 2": ".38 .07 .14 .34",
+        "1 / v^m, by the figure's vertical line": "7.4",
+        "a section": "4.3",
     },
-    **{
-        ("adafocal.md", number): "what another seed may change"
-        for number in (".01", ".02")
+    "dual_focal.md": {
+        "differences of the paper's Tables 4, 10 and 13": (
+            "1.09 .66 .06 1.70 .64 .80 2.69 .23"
+        ),
+        "the authors' log": "3.46",
     },
-    ("bsce_gra.md", "7.4"): "1 / v^m, by the figure's vertical line",
-    **{
-        ("focal_calibration.md", number): "proofs.json"
-        for number in (".7", ".558", ".0057")
+    "focal_calibration.md": {
+        "proofs.json": ".7 .558 .0057",
+        "a theorem and a weight": "4.5 .5",
+        "the paper's Table 5": "17.33 15.13 1.85 13.51 10.95 14.91",
     },
-    **{
-        ("focal_calibration.md", number): "a theorem and a weight"
-        for number in ("4.5", ".5")
+    "studies.md": {
+        "a theorem or a section": "4.1 4.3 4.5",
+        "minutes of one run of all": "28.6",
     },
-    **{
-        ("focal_calibration.md", number): "the paper's Table 5"
-        for number in ("17.33", "15.13", "1.85", "13.51", "10.95", "14.91")
-    },
-    ("dual_focal.md", "3.46"): "the authors' log",
-    ("bsce_gra.md", "4.3"): "a section",
-    **{
-        ("studies.md", number): "a theorem or a section"
-        for number in ("4.1", "4.3", "4.5")
-    },
-    ("studies.md", "28.6"): "minutes of one run of all",
 }
+
+
+@dataclass
+class Checked:
+    """How many numbers agree with their file, what does not, and what has none."""
+
+    agree: int = 0
+    wrong: list[str] = field(default_factory=list)
+    without: Counter[str] = field(default_factory=Counter)
+
+    def add(self, is_right: bool, message: str, n_numbers: int = 1) -> None:
+        if is_right:
+            self.agree += n_numbers
+        else:
+            self.wrong.append(message)
+
+
+# Reading pages
 
 
 class Table(NamedTuple):
     header: list[str]
     rows: list[list[str]]
-
-
-class Checked(NamedTuple):
-    """How many numbers agree with their file, what does not, and what has none."""
-
-    agree: int
-    wrong: list[str]
-    without: dict[str, int]
 
 
 def tables(text: str) -> Iterator[Table]:
@@ -149,96 +147,8 @@ def tables(text: str) -> Iterator[Table]:
             yield Table(lines[0], lines[2:])
 
 
-def shown(value: float, as_in: str) -> bool:
-    """Whether a value, rounded to the digits of a number that is shown, is that number."""
-    digits = len(as_in.partition(".")[2])
-    return abs(value - float(as_in.replace(",", ""))) <= 0.5000001 * 10**-digits
-
-
-def result_page(name: str) -> str:
-    return (DOCS / "results" / name).read_text(encoding="utf-8")
-
-
-def first_number(cell: str) -> str | None:
-    found = re.match(r"[-+]?\d*\.?\d+", cell)
-    return found[0] if found else None
-
-
-def training() -> Checked:
-    """The tables of the studies that compare losses."""
-    agree, wrong, without = (
-        0,
-        [],
-        {"intervals": 0, "corrected p-values": 0, "other tables' numbers": 0},
-    )
-    studies = iter(ALL_STUDIES)
-    results = None
-    for table in (table for page in STUDIES for table in tables(result_page(page))):
-        is_study = table.header[:3] == ["loss", "accuracy", "ECE"]
-        is_per_training = table.header[2:] == list(PER_TRAINING)
-        if is_study:
-            name = next(studies)
-            results = pandas.read_csv(RESULTS / name / "results.csv")
-            means = results.groupby(["loss", "method", "metric"])["value"].mean()
-        elif not is_per_training:
-            without["other tables' numbers"] += sum(
-                len(DECIMAL.findall(" ".join(row))) for row in table.rows
-            )
-            continue
-        assert results is not None
-        for row in table.rows:
-            cells = dict(zip(table.header, row, strict=True))
-            expected: dict[str, float] = {}
-            if is_study:
-                without["intervals"] += sum("[" in cell for cell in row)
-                without["corrected p-values"] += bool(cells["corrected p"])
-                for column, (metric, method) in COLUMNS.items():
-                    expected[column] = means[cells["loss"], method, metric]
-                if cells["difference in NLL after T"]:
-                    own, base = (
-                        means[loss, "temperature", "nll"]
-                        for loss in (cells["loss"], "cross_entropy")
-                    )
-                    expected["difference in NLL after T"] = own - base
-            else:
-                one = results[
-                    (results["loss"] == cells["loss"])
-                    & (results["seed"] == int(cells["seed"]))
-                ]
-                values = one[one["metric"] == "classwise_ece"].set_index("method")[
-                    "value"
-                ]
-                expected = {
-                    column: values[method] for column, method in PER_TRAINING.items()
-                }
-            for column, value in expected.items():
-                number = first_number(cells[column])
-                if number is not None and shown(value, number):
-                    agree += 1
-                else:
-                    wrong.append(
-                        f"{name}, {cells['loss']}, {column}: {cells[column]}, not {value:.4f}"
-                    )
-    wrong += [f"no table of {name}" for name in studies]
-    return Checked(agree, wrong, without)
-
-
-def numbers_in(record: Any) -> Iterator[float]:
-    """All numbers in a JSON record, those that are keys as well."""
-    if isinstance(record, dict):
-        for key, value in record.items():
-            yield from numbers_in(value)
-            if re.fullmatch(r"-?\d+(\.\d+)?", str(key)):
-                yield float(key)
-    elif isinstance(record, list):
-        for value in record:
-            yield from numbers_in(value)
-    elif (
-        isinstance(record, int | float)
-        and not isinstance(record, bool)
-        and math.isfinite(record)
-    ):
-        yield float(record)
+def sections(text: str) -> list[str]:
+    return re.split(r"(?m)^(?=## )", text)
 
 
 def prose(text: str) -> str:
@@ -255,37 +165,121 @@ def prose(text: str) -> str:
     return text
 
 
+def decimals(text: str) -> list[str]:
+    """The decimal numbers of a text, without sign."""
+    return [number.lstrip("+-") for number in DECIMAL.findall(text)]
+
+
+def cells_of(text: str) -> str:
+    """The cells of all tables of a text."""
+    return " ".join(" ".join(row) for table in tables(text) for row in table.rows)
+
+
 def stated(text: str) -> list[str]:
-    """The decimal numbers of a page's tables and prose, without sign."""
-    cells = [" ".join(row) for table in tables(text) for row in table.rows]
-    return [
-        number.lstrip("+-") for number in DECIMAL.findall(" ".join(cells) + prose(text))
-    ]
+    """The decimal numbers of a page's tables and prose."""
+    return decimals(cells_of(text) + prose(text))
 
 
-def is_among(number: str, values: list[float]) -> bool:
+def number_lines(text: str) -> list[str]:
+    """The lines of tables that have a decimal number."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [line for line in lines if DECIMAL.search(line)]
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def result_page(name: str) -> str:
+    return read(DOCS / "results" / name)
+
+
+def paper_pages() -> list[Path]:
+    return sorted((DOCS / "papers").glob("*.md"))
+
+
+def shown(value: float, as_in: str) -> bool:
+    """Whether a value, rounded to the digits of a number that is shown, is that number."""
+    digits = len(as_in.partition(".")[2])
+    return abs(value - float(as_in.replace(",", ""))) <= 0.5000001 * 10**-digits
+
+
+def is_among(number: str, values: Sequence[float]) -> bool:
     """Whether it is one of the values, or one of them in percent."""
-    return any(
-        shown(abs(value), number) or shown(100 * abs(value), number) for value in values
-    )
+    sizes = [abs(value) for value in values]
+    return any(shown(size, number) or shown(100 * size, number) for size in sizes)
 
 
-def of_training() -> list[float]:
-    """The numbers of these tables, which other pages and the prose may state."""
-    rows = [
-        row
-        for page in STUDIES
-        for table in tables(result_page(page))
-        for row in table.rows
-    ]
-    values = [
-        float(number) for row in rows for number in DECIMAL.findall(" ".join(row))
-    ]
-    for name in ALL_STUDIES:
-        results = pandas.read_csv(RESULTS / name / "results.csv")
-        values += results.groupby(["loss", "method", "metric"])["value"].mean().tolist()
-    lines = chain.from_iterable(of_saved_logits().values())
-    return values + [float(number) for number in DECIMAL.findall(" ".join(lines))]
+# The pages on runs
+
+
+def study_results(name: str) -> pandas.DataFrame:
+    return pandas.read_csv(RESULTS / name / "results.csv")
+
+
+def means_of(results: pandas.DataFrame) -> pandas.Series:
+    return results.groupby(["loss", "method", "metric"])["value"].mean()
+
+
+def expected_means(
+    cells: dict[str, str], results: pandas.DataFrame
+) -> dict[str, float]:
+    """The means of a loss by column."""
+    means = means_of(results)
+    loss = cells["loss"]
+    expected = {
+        column: means[loss, method, metric]
+        for column, (metric, method) in COLUMNS.items()
+    }
+    if cells["difference in NLL after T"]:
+        own = means[loss, "temperature", "nll"]
+        baseline = means["cross_entropy", "temperature", "nll"]
+        expected["difference in NLL after T"] = own - baseline
+    return expected
+
+
+def expected_of_run(
+    cells: dict[str, str], results: pandas.DataFrame
+) -> dict[str, float]:
+    """The numbers of one run by column."""
+    is_loss = results["loss"] == cells["loss"]
+    is_seed = results["seed"] == int(cells["seed"])
+    is_metric = results["metric"] == "classwise_ece"
+    values = results[is_loss & is_seed & is_metric].set_index("method")["value"]
+    return {column: values[method] for column, method in PER_TRAINING.items()}
+
+
+def training() -> Checked:
+    """The tables of the studies that compare losses."""
+    checked = Checked()
+    studies = iter(ALL_STUDIES)
+    all_tables = [table for page in STUDIES for table in tables(result_page(page))]
+    for table in all_tables:
+        is_study = table.header[:3] == ["loss", "accuracy", "ECE"]
+        if is_study:
+            name = next(studies)
+            results = study_results(name)
+        elif table.header[2:] != list(PER_TRAINING):
+            n_others = sum(len(decimals(" ".join(row))) for row in table.rows)
+            checked.without["other tables' numbers"] += n_others
+            continue
+        for row in table.rows:
+            cells = dict(zip(table.header, row, strict=True))
+            if is_study:
+                expected = expected_means(cells, results)
+                n_intervals = sum("[" in cell for cell in row)
+                checked.without["intervals"] += n_intervals
+                checked.without["corrected p-values"] += bool(cells["corrected p"])
+            else:
+                expected = expected_of_run(cells, results)
+            for column, value in expected.items():
+                number = re.match(r"[-+]?\d*\.?\d+", cells[column])
+                checked.add(
+                    number is not None and shown(value, number[0]),
+                    f"{name}, {cells['loss']}, {column}: {cells[column]}, not {value:.4f}",
+                )
+    checked.wrong += [f"no table of {name}" for name in studies]
+    return checked
 
 
 @cache
@@ -294,120 +288,134 @@ def of_saved_logits() -> dict[str, list[str]]:
     return {name: printed(name, folder) for name, folder in FOLDERS.items()}
 
 
+def of_training() -> list[float]:
+    """The numbers of these tables, which other pages and the prose may state."""
+    texts = [cells_of(result_page(page)) for page in STUDIES]
+    for lines in of_saved_logits().values():
+        texts += lines
+    values = [float(number) for number in DECIMAL.findall(" ".join(texts))]
+    for name in ALL_STUDIES:
+        values += means_of(study_results(name)).tolist()
+    return values
+
+
+# The pages on studies and papers
+
+
+def numbers_in(record: Any) -> Iterator[float]:
+    """All numbers in a JSON record, those that are keys as well."""
+    if isinstance(record, dict):
+        for key, value in record.items():
+            yield from numbers_in(value)
+            if re.fullmatch(r"-?\d+(\.\d+)?", str(key)):
+                yield float(key)
+    elif isinstance(record, list):
+        for value in record:
+            yield from numbers_in(value)
+    elif isinstance(record, bool):
+        # In Python true and false are whole numbers.
+        return
+    elif isinstance(record, int | float) and math.isfinite(record):
+        yield float(record)
+
+
+def is_explained(page: str, number: str) -> bool:
+    numbers = " ".join(EXPLAINED.get(page, {}).values())
+    return number in numbers.split()
+
+
 def statements() -> Checked:
     """The decimal numbers of the pages on studies and papers, section by section, and of the prose on runs."""
-    agree, wrong, without = 0, [], {"numbers that are explained": 0}
+    checked = Checked()
     records = {
-        path.stem: list(numbers_in(json.loads(path.read_text())))
+        path.stem: list(numbers_in(json.loads(read(path))))
         for path in (RESULTS / "studies").glob("*.json")
     }
     trainings = of_training()
-    texts = {
-        page.name: page.read_text() for page in sorted((DOCS / "papers").glob("*.md"))
-    }
-    texts["studies.md"] = result_page("studies.md")
-    sections = [
-        (page, each)
-        for page, text in texts.items()
-        for each in re.split(r"(?m)^(?=## )", text)
-    ]
-    sections += [(page, prose(result_page(page))) for page in STUDIES]
-    for page, section in sections:
-        # The first section of a page sums up the others; those on "the paper's table" are of runs.
-        of_all = page not in STUDIES and section.startswith("# ")
-        named = [
-            name
-            for name in records
-            if re.search(rf"\b{name}\b", texts[page] if of_all else section)
-        ]
-        values = [value for name in named for value in records[name]]
+
+    def check(page: str, section: str, named_in: str, sums_up: bool = False) -> None:
+        names = [name for name in records if re.search(rf"\b{name}\b", named_in)]
+        values = [value for name in names for value in records[name]]
+        if sums_up or not values:
+            values += trainings
+        title = section.splitlines()[0][:50]
         for number in stated(section):
-            if (page, number) in EXPLAINED:
-                without["numbers that are explained"] += 1
-            elif is_among(
-                number, values + trainings if of_all else values or trainings
-            ):
-                agree += 1
-            else:
-                wrong.append(
-                    f"{page}, {section.splitlines()[0][:50]}: {number} is in none of {named or ALL_STUDIES}"
-                )
-    return Checked(agree, wrong, without)
+            if is_explained(page, number):
+                checked.without["numbers that are explained"] += 1
+                continue
+            message = f"{page}, {title}: {number} is in none of {names or ALL_STUDIES}"
+            checked.add(is_among(number, values), message)
+
+    texts = {page.name: read(page) for page in paper_pages()}
+    texts["studies.md"] = result_page("studies.md")
+    for page, text in texts.items():
+        # The first section of a page sums up the others.
+        summary, *others = sections(text)
+        check(page, summary, named_in=text, sums_up=True)
+        for section in others:
+            check(page, section, named_in=section)
+    for page in STUDIES:
+        section = prose(result_page(page))
+        check(page, section, named_in=section)
+    return checked
 
 
 def small_claims() -> Checked:
     """The tables of small_claims on the papers' pages, line by line, and their means against the runs."""
-    agree, wrong, known = 0, [], set()
+    checked = Checked()
+    known = set()
     for path in sorted((RESULTS / "studies").glob("small_claims*.json")):
-        pages = json.loads(path.read_text(encoding="utf-8"))["pages"]
         means = pandas.read_csv(path.with_suffix(".csv")).groupby("setting").mean()
-        for table in (
-            table for of_page in pages.values() for table in of_page.values()
-        ):
+        pages = json.loads(read(path))["pages"].values()
+        for table in [table for page in pages for table in page.values()]:
             known |= {line.strip() for line in claim_lines(table["rows"])}
             for name, row in table["rows"].items():
                 for title, column in table["columns"].items():
-                    agree += 1
-                    if not math.isclose(
-                        row[title]["value"], means.loc[name, column], rel_tol=1e-4
-                    ):
-                        wrong.append(
-                            f"{path.name}, {name}: {title} is not {means.loc[name, column]}"
-                        )
-    for page in sorted((DOCS / "papers").glob("*.md")):
-        sections = re.split(r"(?m)^(?=## )", page.read_text(encoding="utf-8"))
-        text = "\n".join(section for section in sections if "small_claims" in section)
-        lines = [
-            line
-            for line in text.splitlines()
-            if line.startswith("|") and DECIMAL.search(line)
-        ]
-        agree += sum(line in known for line in lines)
-        wrong += [
-            f"{page.name}: not as it was printed: {line}"
-            for line in lines
-            if line not in known
-        ]
-    return Checked(agree, wrong, {})
+                    value = means.loc[name, column]
+                    is_same = math.isclose(row[title]["value"], value, rel_tol=1e-4)
+                    message = f"{path.name}, {name}: {title} is not {value}"
+                    checked.add(is_same, message)
+    for page in paper_pages():
+        for section in sections(read(page)):
+            if "small_claims" in section:
+                check_lines(checked, page.name, section, known)
+    return checked
+
+
+# Tables that scripts print
+
+
+def check_lines(checked: Checked, page: str, text: str, known: set[str]) -> None:
+    """The lines of tables in a text are among those that are known."""
+    for line in number_lines(text):
+        is_known = line.strip() in known
+        message = f"{page}: not as it was printed: {line}"
+        checked.add(is_known, message, len(decimals(line)))
+
+
+def as_printed(
+    pages: Sequence[str], lines: list[str], without_a_file: str | None = None
+) -> Checked:
+    """Whether the pages' lines of tables are among those that were printed; those of one section have no file."""
+    checked = Checked()
+    known = {line.strip() for line in lines}
+    for page in pages:
+        for section in sections(result_page(page)):
+            if section.startswith(f"## {without_a_file}\n"):
+                n_numbers = len(decimals(" ".join(number_lines(section))))
+                checked.without[f"numbers of {without_a_file!r}"] = n_numbers
+            else:
+                check_lines(checked, page, section, known)
+    return checked
 
 
 def language_models() -> Checked:
     """The lines of language_models.md's tables: made again from the studies' reports, or as the script printed them."""
     folder = RESULTS / "language_models"
-    lines = (folder / "further_metrics.md").read_text(encoding="utf-8").splitlines()
+    lines = read(folder / "further_metrics.md").splitlines()
     for path in sorted(folder.glob("*/report.json")):
-        lines += study_lines(json.loads(path.read_text(encoding="utf-8")))
+        lines += study_lines(json.loads(read(path)))
     return as_printed(["language_models.md"], lines)
-
-
-def as_printed(
-    names: Sequence[str], lines: list[str], without_a_file: str | None = None
-) -> Checked:
-    """Whether the pages' lines of tables are among those that were printed; those of one section have no file."""
-    known = {line.strip() for line in lines}
-    agree, wrong, without = 0, [], {}
-    sections = [
-        (name, each)
-        for name in names
-        for each in re.split(r"(?m)^(?=## )", result_page(name))
-    ]
-    for name, section in sections:
-        found = [
-            line
-            for line in section.splitlines()
-            if line.startswith("|") and DECIMAL.search(line)
-        ]
-        n_numbers = sum(len(DECIMAL.findall(line)) for line in found)
-        if without_a_file is not None and section.startswith(f"## {without_a_file}\n"):
-            without[f"numbers of {without_a_file!r}"] = n_numbers
-            continue
-        agree += n_numbers
-        wrong += [
-            f"{name}: not as it was printed: {line}"
-            for line in found
-            if line.strip() not in known
-        ]
-    return Checked(agree, wrong, without)
 
 
 def post_hoc() -> Checked:
@@ -421,34 +429,35 @@ def post_hoc() -> Checked:
     for name in ("choice_rules.csv", "choice_rules_over_fitted.csv"):
         lines += choice_rules.tables(choice_rules.read(raw / name))
     for name in ("prior_shift.md", "decisions.md", "custom_calibrators.md"):
-        lines += (raw / name).read_text(encoding="utf-8").splitlines()
+        lines += read(raw / name).splitlines()
     return as_printed(POST_HOC, lines, without_a_file="No rows to spare")
 
 
 def saved_logits() -> Checked:
     """The tables of runs, made again from saved logits, and the sentences of papers_length.md, which quote them."""
-    page, wrong, lines = "papers_length.md", [], []
+    page = "papers_length.md"
+    lines = []
+    lacking = []
     for name, own in of_saved_logits().items():
-        there = result_page(FOLDERS[name].page).splitlines()
-        wrong += [
-            f"{FOLDERS[name].page} lacks: {line}" for line in own if line not in there
-        ]
-        lines += own if FOLDERS[name].page == page else []
-    found = as_printed([page], lines)
-    known = {number.lstrip("+-") for number in DECIMAL.findall(" ".join(lines))}
-    stated_here = [
-        number.lstrip("+-") for number in DECIMAL.findall(prose(result_page(page)))
-    ]
-    unknown = [
-        f"{page}: {number} is in no table"
-        for number in stated_here
-        if number not in known
-    ]
-    return Checked(
-        found.agree + len(stated_here) - len(unknown),
-        [*wrong, *found.wrong, *unknown],
-        {},
-    )
+        own_page = FOLDERS[name].page
+        there = result_page(own_page).splitlines()
+        lacking += [f"{own_page} lacks: {line}" for line in own if line not in there]
+        if own_page == page:
+            lines += own
+    checked = Checked(wrong=lacking)
+    numbers = decimals(" ".join(lines))
+    for section in sections(result_page(page)):
+        if section.startswith("## In one table\n"):
+            # Its numbers are those of the tables below it, rounded once more.
+            values = [float(number) for number in numbers]
+            for number in decimals(cells_of(section)):
+                message = f"{page}: {number} is not rounded from a table"
+                checked.add(is_among(number, values), message)
+        else:
+            check_lines(checked, page, section, {line.strip() for line in lines})
+        for number in decimals(prose(section)):
+            checked.add(number in numbers, f"{page}: {number} is in no table")
+    return checked
 
 
 def speed() -> Checked:
@@ -456,89 +465,83 @@ def speed() -> Checked:
     sys.path.insert(0, str(BENCHMARKS))
     import gpu_tables
 
+    checked = Checked()
+    text = result_page("speed.md")
+    there = text.splitlines()
     lines = gpu_tables.tables()
-    there = result_page("speed.md").splitlines()
-    section = result_page("speed.md").split("### On an H100")[1].split("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("|")]
-    wrong = [f"speed.md lacks: {line}" for line in lines if line not in there]
-    wrong += [
-        f"speed.md: not as it was printed: {row}" for row in rows if row not in lines
-    ]
-    return Checked(len(DECIMAL.findall("\n".join(lines))), wrong, {})
+    for line in lines:
+        checked.add(line in there, f"speed.md lacks: {line}", len(decimals(line)))
+    section = text.split("### On an H100")[1].split("\n## ")[0]
+    for row in section.splitlines():
+        if row.startswith("|") and row not in lines:
+            checked.wrong.append(f"speed.md: not as it was printed: {row}")
+    return checked
+
+
+# Sentences
 
 
 def claims() -> Checked:
     """Sentences that call a difference "beyond chance": each prints a corrected p below the level."""
+    checked = Checked()
     pages = [ROOT / "README.md", DOCS / "losses" / "index.md", DOCS / "faq.md"]
     for folder in ("results", "papers", "explanation", "guides"):
         pages += sorted((DOCS / folder).glob("*.md"))
-    agree, wrong = 0, []
     for page in pages:
-        text = re.sub(r"\]\([^)]*\)", "]", page.read_text(encoding="utf-8"))
+        text = re.sub(r"\]\([^)]*\)", "]", read(page))
         for sentence in re.split(r"(?<=[.!?|])\s", text):
             words = " ".join(sentence.split())
             if "beyond chance" not in words or DENIED.search(words):
                 continue
             found = CORRECTED_P.search(words)
-            p = found[1].removeprefix("< ") if found else "1"
-            if float(p) < LEVEL:
-                agree += 1
-            else:
-                wrong.append(f"{page.name}: a claim without its corrected p: {words}")
-    return Checked(agree, wrong, {})
+            is_below = found is not None and float(found[1].removeprefix("< ")) < LEVEL
+            message = f"{page.name}: a claim without its corrected p: {words}"
+            checked.add(is_below, message)
+    return checked
 
 
 def linked() -> Checked:
     """The decimal numbers of pages that sum up others: each is printed there, or is on a page that is linked to."""
-    agree, wrong = 0, []
+    checked = Checked()
     for name in SUMMARIES:
         page = DOCS / name
-        text = page.read_text(encoding="utf-8")
-        targets = {
-            target for target in re.findall(r"\]\(([^)#]+\.md)", text) if target != name
-        }
-        sources = [
-            (page.parent / target).read_text(encoding="utf-8")
-            for target in sorted(targets)
-        ]
+        text = read(page)
+        targets = {*re.findall(r"\]\(([^)#]+\.md)", text)} - {name}
+        sources = [read(page.parent / target) for target in targets]
         sources += re.findall(r"(?ms)^```text$.*?^```", text)
-        values = [abs(float(number)) for number in DECIMAL.findall(" ".join(sources))]
-        missing = [number for number in stated(text) if not is_among(number, values)]
-        agree += len(stated(text)) - len(missing)
-        wrong += [
-            f"{name}: {number} is on no page that it links to" for number in missing
-        ]
-    return Checked(agree, wrong, {})
+        values = [float(number) for number in decimals(" ".join(sources))]
+        for number in stated(text):
+            message = f"{name}: {number} is on no page that it links to"
+            checked.add(is_among(number, values), message)
+    return checked
+
+
+CHECKS = (
+    training,
+    saved_logits,
+    speed,
+    claims,
+    language_models,
+    statements,
+    small_claims,
+    post_hoc,
+    linked,
+)
 
 
 def main() -> int:
-    failed = 0
-    for check in (
-        training,
-        saved_logits,
-        speed,
-        claims,
-        language_models,
-        statements,
-        small_claims,
-        post_hoc,
-        linked,
-    ):
+    n_wrong = 0
+    for check in CHECKS:
         found = check()
-        print(
-            f"{check.__name__}: {found.agree:,} numbers agree with their file, {len(found.wrong)} do not"
-        )
-        print("".join(f"  {each}\n" for each in found.wrong), end="")
-        print(
-            "".join(
-                f"  without a file: {n:,} {what}\n"
-                for what, n in found.without.items()
-                if n
-            ),
-            end="",
-        )
-        failed += len(found.wrong)
-    return 1 if failed else 0
+        n_wrong += len(found.wrong)
+        numbers = f"{found.agree:,} numbers agree with their file"
+        print(f"{check.__name__}: {numbers}, {len(found.wrong)} do not")
+        for message in found.wrong:
+            print(f"  {message}")
+        for what, n in found.without.items():
+            if n:
+                print(f"  without a file: {n:,} {what}")
+    return 1 if n_wrong else 0
 
 
 if __name__ == "__main__":

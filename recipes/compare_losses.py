@@ -5,10 +5,11 @@
         --seeds 0 1 2 --output study -- --train_file train.csv --test_file test.csv
 
 What follows `--` goes to the script, which may be yours: it takes the arguments of
-`CalibrationTrainingArguments` and ends with `train_and_report`. Each run is a job of submitit with a
-folder of its own, `study/runs/LOSS-seedN`. After an interruption the same command goes on: finished
-runs are skipped, others resume from their newest complete checkpoint. The table compares each loss
-with the baseline under the same calibrator; paired.py says what its intervals and p-values are.
+`CalibrationTrainingArguments` and ends with `train_and_report`. Each run is a job of submitit with
+a folder of its own, `study/runs/LOSS-seedN`. After an interruption the same command goes on:
+finished runs are skipped, others resume from their newest complete checkpoint. The table compares
+each loss with the baseline under the same calibrator; paired.py says what its intervals and
+p-values are.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python recipes/further_metrics.py OUTPUT/guard ... > tables.md
 
-The tables have means over the seeds for each loss. Before and after the temperature: the ECE with 15 bins, the debiased
-L2 error, the ECE by sweep (as many equal-mass bins as stay monotonic), the maximum calibration error (MCE) and the
-kernel ECE (KDE). The NLL after a temperature, after the temperature with the lowest ECE, after ensemble temperature
-scaling (ETS), and after a spline.
+The tables have means over the seeds for each loss. Before and after the temperature: the ECE with
+15 bins, the debiased L2 error, the ECE by sweep (as many equal-mass bins as stay monotonic), the
+maximum calibration error (MCE) and the kernel ECE (KDE). The NLL after a temperature, after the
+temperature with the lowest ECE, after ensemble temperature scaling (ETS), and after a spline.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from markdown_tables import table_lines
 from papers.sweep import ece_sweep
 from scipy.special import softmax
 
@@ -44,45 +45,40 @@ MAPS = {
     "ETS": EnsembleTemperatureScaling,
     "spline": SplineScaling,
 }
-HEADER = [
-    "loss",
-    *(f"{error}{words}" for error in ERRORS for words in ("", ", after T")),
-    *(f"NLL after {name}" for name in MAPS),
-]
+HEADER = ["loss"]
+for error in ERRORS:
+    HEADER += [error, f"{error}, after T"]
+HEADER += [f"NLL after {name}" for name in MAPS]
 
 
 def measured(path):
     """The numbers of one training, in the order of the header."""
     found = TrainingPredictions.load(path)
     labels = found.test.labels
-    if found.calibration is None or labels.ndim != 1:
-        got = (
-            "no calibration rows"
-            if found.calibration is None
-            else f"labels of the shape {labels.shape}"
-        )
+    got = None
+    if found.calibration is None:
+        got = "no calibration rows"
+    elif labels.ndim != 1:
+        got = f"labels of the shape {labels.shape}"
+    if got is not None:
         raise SystemExit(
             f"expected {path} to have one label per row, and calibration rows to fit the maps on, got {got}; "
             "its report has the metrics of such a training"
         )
+    raw = softmax(found.test.logits.astype(float), axis=1)
+    by_map = {}
+    numbers = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of ties, and of bins without rows
-        by_map = {
-            name: make()
-            .fit(found.calibration.logits, found.calibration.labels)
-            .predict_proba(found.test.logits)
-            for name, make in MAPS.items()
-        }
-        before = softmax(found.test.logits.astype(float), axis=1)
-        errors = [
-            metric(probs, labels)
-            for metric in ERRORS.values()
-            for probs in (before, by_map["T"])
-        ]
-    return [
-        *errors,
-        *(negative_log_likelihood(probs, labels) for probs in by_map.values()),
-    ]
+        # Of ties, and of bins without rows.
+        warnings.simplefilter("ignore")
+        for name, make in MAPS.items():
+            scaler = make().fit(found.calibration.logits, found.calibration.labels)
+            by_map[name] = scaler.predict_proba(found.test.logits)
+        for error in ERRORS.values():
+            numbers += [error(raw, labels), error(by_map["T"], labels)]
+    for probs in by_map.values():
+        numbers.append(negative_log_likelihood(probs, labels))
+    return numbers
 
 
 def main():
@@ -93,11 +89,11 @@ def main():
         for path in sorted(study.glob("runs/*/predictions.safetensors")):
             run = json.loads((path.parent / "run.json").read_text())
             by_loss.setdefault(run["loss"], []).append(measured(path))
-        print(f"## {study.name}\n\n| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
+        rows = []
         for loss, trainings in by_loss.items():
             means = np.mean(trainings, axis=0)
-            print(f"| {' | '.join([loss, *(f'{mean:.3f}' for mean in means)])} |")
-        print()
+            rows.append([loss, *(f"{mean:.3f}" for mean in means)])
+        print(f"## {study.name}\n", *table_lines(HEADER, rows), "", sep="\n")
 
 
 if __name__ == "__main__":

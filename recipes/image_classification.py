@@ -2,8 +2,8 @@
 
     python recipes/image_classification.py --config recipes/configs/cifar10_vit.yaml --output_dir outputs/cifar10
 
-On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or by
-`torchrun --nproc_per_node 8`. torchvision is not needed.
+On several GPUs, replace `python` by `accelerate launch --config_file
+recipes/accelerate/8_gpus.yaml` or by `torchrun --nproc_per_node 8`. torchvision is not needed.
 
 The networks of the papers, trained from scratch:
 
@@ -13,7 +13,7 @@ The networks of the papers, trained from scratch:
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from papers.dynamics import TrainingTrace
 from papers.images import gaussian_noise, ten_crops, write_ten_crop_report
@@ -26,6 +26,7 @@ from transformers import (
     ViTImageProcessorPil,
     set_seed,
 )
+from transformers.hf_argparser import HfArg
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import (
@@ -44,119 +45,97 @@ from hf_calib.experiments import parse_arguments, print_input_errors, train_and_
 
 @dataclass
 class ModelArguments:
-    model: str = field(
+    model: str = HfArg(
         default="google/vit-base-patch16-224-in21k",
-        metadata={
-            "help": f"A model on the Hub or on disk, or a network from scratch: {', '.join(IMAGE_NETWORKS)}."
-        },
+        help=f"A model on the Hub or on disk, or a network from scratch: {', '.join(IMAGE_NETWORKS)}.",
     )
-    from_scratch: bool = field(
+    from_scratch: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Take the network and the processor of the model, with new weights."
-        },
+        help="Take the network and the processor of the model, with new weights.",
     )
-    model_kwargs: str = field(
-        default="{}",
-        metadata={"help": "Of a network from scratch, as JSON: '{\"depth\": 110}'."},
+    model_kwargs: str = HfArg(
+        default="{}", help="Of a network from scratch, as JSON: '{\"depth\": 110}'."
     )
-    decay_all: bool = field(
+    decay_all: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Decay biases and norms as well, as SGD does in the papers' code; the Trainer does not."
-        },
+        help="Decay biases and norms as well, as SGD does in the papers' code; the Trainer does not.",
     )
-    weights: str | None = field(
+    weights: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "For a network from scratch: weights of the same names to start from, its head left out."
-        },
+        help="For a network from scratch: weights of the same names to start from, its head left out.",
     )
-    image_size: int = field(
-        default=32, metadata={"help": "Height and width, for a network from scratch."}
+    image_size: int = HfArg(
+        default=32, help="Height and width, for a network from scratch."
     )
-    image_mean: list[float] = field(
+    image_mean: list[float] = HfArg(
         default_factory=lambda: [0.5, 0.5, 0.5],
-        metadata={"help": "Of the channels, for a network from scratch."},
+        help="Of the channels, for a network from scratch.",
     )
-    image_std: list[float] = field(
+    image_std: list[float] = HfArg(
         default_factory=lambda: [0.5, 0.5, 0.5],
-        metadata={"help": "Of the channels, for a network from scratch."},
+        help="Of the channels, for a network from scratch.",
     )
-    crop: str = field(
+    crop: str = HfArg(
         default="resized",
-        metadata={
-            "help": "In training: resized (photographs), pad (small images) or none."
-        },
+        help="In training: resized (photographs), pad (small images) or none.",
     )
-    padding: int | None = field(
+    padding: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "Of the crop pad, in pixels; by default an eighth of the side."
-        },
+        help="Of the crop pad, in pixels; by default an eighth of the side.",
     )
-    flip: bool = field(
-        default=True,
-        metadata={"help": "In training: flip half of the images horizontally."},
+    flip: bool = HfArg(
+        default=True, help="In training: flip half of the images horizontally."
     )
-    decode_once: bool = field(
+    decode_once: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Keep the pixels of all images on disk; for small images, which train faster."
-        },
+        help="Keep the pixels of all images on disk; for small images, which train faster.",
     )
-    ten_crop: int | None = field(
+    ten_crop: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "Also report the mean over ten crops per image, resized to this height and width before: 256 for "
+        help=(
+            "Also report the mean over ten crops per image, resized to this height and width before: 256 for "
             "crops of 224. The saved model sees one image."
-        },
+        ),
     )
-    ood_noise: bool = field(
+    ood_noise: bool = HfArg(
         default=False,
-        metadata={
-            "help": "OOD detection of the test images under the noise of CIFAR-10-C, as --ood_data does for others."
-        },
+        help="OOD detection of the test images under the noise of CIFAR-10-C, as --ood_data does for others.",
     )
-    lr_milestones: list[float] = field(
+    lr_milestones: list[float] = HfArg(
         default_factory=list,
-        metadata={
-            "help": "Epochs from which on the learning rate is multiplied by lr_decay, such as 150 250."
-        },
+        help="Epochs from which on the learning rate is multiplied by lr_decay, such as 150 250.",
     )
-    lr_decay: float = field(default=0.1, metadata={"help": "With lr_milestones."})
-    training_trace: bool = field(
+    lr_decay: float = HfArg(default=0.1, help="With lr_milestones.")
+    training_trace: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Record at each evaluation what the papers' figures need, in training_trace.json."
-        },
+        help="Record at each evaluation what the papers' figures need, in training_trace.json.",
     )
-    resume: bool = field(
-        default=False,
-        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    resume: bool = HfArg(
+        default=False, help="Resume from the last checkpoint in output_dir."
     )
 
 
-sys.excepthook = print_input_errors  # one line each, without a traceback
+# Errors in the input are one line each, without a traceback.
+sys.excepthook = print_input_errors
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, DataArguments, CalibrationTrainingArguments)
 )
-training_args.remove_unused_columns = (
-    False  # the images would be dropped before they are transformed
-)
+# The images would be dropped before they are transformed.
+training_args.remove_unused_columns = False
 set_seed(training_args.seed)
 
-# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
+# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported,
+# nothing else).
 with training_args.main_process_first():
     dataset = load_data(data_args, images=True)
     elsewhere = load_ood(data_args, images=True)
     if model_args.ood_noise:
         unlabelled = dataset["test"].remove_columns("label")
-        elsewhere["gaussian noise"] = gaussian_noise(
-            unlabelled, seed=data_args.split_seed
-        )
+        noisy = gaussian_noise(unlabelled, seed=data_args.split_seed)
+        elsewhere["gaussian noise"] = noisy
 labels = label_maps(dataset)
-dataset = multi_hot(dataset)  # several labels per row become floats
+# Several labels per row become floats.
+dataset = multi_hot(dataset)
 
 # Model and image processor.
 if model_args.model in IMAGE_NETWORKS:
@@ -164,9 +143,8 @@ if model_args.model in IMAGE_NETWORKS:
     processor = ViTImageProcessorPil(
         size=size, image_mean=model_args.image_mean, image_std=model_args.image_std
     )
-    config = network_config(
-        IMAGE_NETWORKS[model_args.model].config_class, model_args.model_kwargs, **labels
-    )
+    config_class = IMAGE_NETWORKS[model_args.model].config_class
+    config = network_config(config_class, model_args.model_kwargs, **labels)
     model = AutoModelForImageClassification.from_config(config)
     if model_args.weights is not None:
         model = type(model).from_pretrained(
@@ -175,17 +153,18 @@ if model_args.model in IMAGE_NETWORKS:
 else:
     processor = load_image_processor(model_args.model)
     if model_args.from_scratch:
-        config = AutoConfig.from_pretrained(
-            model_args.model, **json.loads(model_args.model_kwargs), **labels
-        )
+        settings = json.loads(model_args.model_kwargs)
+        config = AutoConfig.from_pretrained(model_args.model, **settings, **labels)
         model = AutoModelForImageClassification.from_config(config)
-    else:  # a head for other classes is replaced
+    else:
+        # A head for other classes is replaced.
         model = AutoModelForImageClassification.from_pretrained(
             model_args.model, ignore_mismatched_sizes=True, **labels
         )
 check_reads_rgb(model.config)
 
-# For the test alone: ten views of each image. The calibration rows' are for a temperature of the mean.
+# For the test alone: ten views of each image. The calibration rows' are for a temperature of the
+# mean.
 crops = {}
 if model_args.ten_crop is not None:
     with training_args.main_process_first():
@@ -197,21 +176,17 @@ transform = ImageTransform
 if model_args.decode_once:
     transform = PixelTransform
     with training_args.main_process_first():
-        dataset = {
-            name: decode_images(split, processor) for name, split in dataset.items()
-        }
-        elsewhere = {
-            name: decode_images(rows, processor) for name, rows in elsewhere.items()
-        }
+        for splits in (dataset, elsewhere):
+            for name, rows in splits.items():
+                splits[name] = decode_images(rows, processor)
 augmented = transform(
     processor, crop=model_args.crop, flip=model_args.flip, padding=model_args.padding
 )
+plain = transform(processor)
 train = dataset["train"].with_transform(augmented)
-calibration = dataset["calibration"].with_transform(transform(processor))
-test = dataset["test"].with_transform(transform(processor))
-elsewhere = {
-    name: rows.with_transform(transform(processor)) for name, rows in elsewhere.items()
-}
+calibration = dataset["calibration"].with_transform(plain)
+test = dataset["test"].with_transform(plain)
+elsewhere = {name: rows.with_transform(plain) for name, rows in elsewhere.items()}
 
 
 # Train, report, save.
@@ -225,8 +200,8 @@ class Trainer(CalibrationTrainer):
         if model_args.lr_milestones:
             per_epoch = num_training_steps / self.args.num_train_epochs
             steps = [round(epoch * per_epoch) for epoch in model_args.lr_milestones]
-            optimizer = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = MultiStepLR(optimizer, steps, model_args.lr_decay)
+            own = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = MultiStepLR(own, steps, model_args.lr_decay)
         return super().create_scheduler(num_training_steps, optimizer)
 
 

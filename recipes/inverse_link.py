@@ -2,14 +2,15 @@
 
     python recipes/inverse_link.py study/runs/focal-seed0 study/runs/bsce_gra-seed0
 
-Each run is the output folder of a recipe, or of a run of `compare_losses.py`: the loss is in results.json, the logits
-are in predictions.safetensors.
+Each run is the output folder of a recipe, or of a run of `compare_losses.py`: the loss is in
+results.json, the logits are in predictions.safetensors.
 """
 
 import argparse
 import json
 from pathlib import Path
 
+from markdown_tables import table_lines, with_interval
 from papers.inverse_link import InverseLink
 from scipy.special import softmax
 
@@ -27,15 +28,12 @@ parser.add_argument("runs", nargs="+", type=Path)
 args = parser.parse_args()
 
 
-def cell(probs, labels):
-    value, low, high = calibration_error_interval(probs, labels)
-    return f"{value:.3f} [{low:.3f}, {high:.3f}] | {negative_log_likelihood(probs, labels):.3f}"
+def cells(probs, labels):
+    found = calibration_error_interval(probs, labels)
+    return [with_interval(*found), f"{negative_log_likelihood(probs, labels):.3f}"]
 
 
-print(
-    "| run | accuracy | ECE | NLL | ECE, inverse link | NLL | ECE, temperature | NLL |"
-)
-print("|---|---|---|---|---|---|---|---|")
+rows = []
 for run in args.runs:
     results = json.loads((run / "results.json").read_text())
     loss = make_loss(results["loss"], **results["hyperparameters"])
@@ -44,17 +42,14 @@ for run in args.runs:
             f"{run}: the table that {results['loss']} had at the end is not in results.json"
         )
     found = TrainingPredictions.load(run / "predictions.safetensors")
-    temperature = TemperatureScaling().fit(
-        found.calibration.logits, found.calibration.labels
-    )
-    logits, labels = found.test.logits, found.test.labels
+    logits = found.test.logits
+    labels = found.test.labels
     raw = softmax(logits.astype(float), axis=1)
-    columns = [
-        raw,
-        *(scaler.predict_proba(logits) for scaler in (InverseLink(loss), temperature)),
-    ]
-    cells = [cell(probs, labels) for probs in columns]
-    print(
-        f"| {run.name} | {accuracy(raw, labels):.3f} | {' | '.join(cells)} |",
-        flush=True,
-    )
+    temperature = TemperatureScaling()
+    temperature.fit(found.calibration.logits, found.calibration.labels)
+    row = [run.name, f"{accuracy(raw, labels):.3f}", *cells(raw, labels)]
+    row += cells(InverseLink(loss).predict_proba(logits), labels)
+    row += cells(temperature.predict_proba(logits), labels)
+    rows.append(row)
+header = ["run", "accuracy", "ECE", "NLL", "ECE, inverse link", "NLL"]
+print(*table_lines([*header, "ECE, temperature", "NLL"], rows), sep="\n")

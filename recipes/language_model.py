@@ -3,13 +3,14 @@
     python recipes/language_model.py --config recipes/configs/ag_news_qwen3.yaml \
         --config recipes/configs/losses/focal.yaml --output_dir outputs/ag_news_qwen3
 
-On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml`. For a model that
-does not fit on one GPU, use `recipes/accelerate/fsdp.yaml`.
+On several GPUs, replace `python` by `accelerate launch --config_file
+recipes/accelerate/8_gpus.yaml`. For a model that does not fit on one GPU, use
+`recipes/accelerate/fsdp.yaml`.
 """
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from transformers import (
     AutoModelForCausalLM,
@@ -17,6 +18,7 @@ from transformers import (
     DataCollatorWithPadding,
     set_seed,
 )
+from transformers.hf_argparser import HfArg
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments, label_maps, load_data, load_ood
@@ -26,48 +28,38 @@ from hf_calib.language_models import PromptTemplate, label_token_classifier
 
 @dataclass
 class ModelArguments:
-    model: str = field(
-        default="Qwen/Qwen3-0.6B",
-        metadata={"help": "A causal language model on the Hub or on disk."},
+    model: str = HfArg(
+        default="Qwen/Qwen3-0.6B", help="A causal language model on the Hub or on disk."
     )
-    prompt: str = field(
+    prompt: str = HfArg(
         default="{text}\nThe subject of this text is",
-        metadata={"help": "What stands before the answer."},
+        help="What stands before the answer.",
     )
-    chat: bool = field(
+    chat: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Put the prompt into the tokenizer's chat template, as the user's message."
-        },
+        help="Put the prompt into the tokenizer's chat template, as the user's message.",
     )
-    system: str | None = field(
-        default=None, metadata={"help": "The system's message of a chat."}
+    system: str | None = HfArg(default=None, help="The system's message of a chat.")
+    ends_with: str = HfArg(
+        default="", help="What stands after the chat template: 'Answer:'."
     )
-    ends_with: str = field(
-        default="", metadata={"help": "What stands after the chat template: 'Answer:'."}
-    )
-    answers: str | None = field(
+    answers: str | None = HfArg(
         default=None,
-        metadata={
-            "help": 'One token for each class, as JSON: \'{"World": " World", "Sci/Tech": " Technology"}\'; '
+        help=(
+            'One token for each class, as JSON: \'{"World": " World", "Sci/Tech": " Technology"}\'; '
             "by default a space and the class's name."
-        },
+        ),
     )
-    max_length: int = field(
-        default=512, metadata={"help": "Tokens of a prompt; longer texts are cut."}
+    max_length: int = HfArg(
+        default=512, help="Tokens of a prompt; longer texts are cut."
     )
-    lora_rank: int = field(
+    lora_rank: int = HfArg(
         default=0,
-        metadata={
-            "help": "Rank of LoRA adapters on all linear layers; 0 trains the whole model."
-        },
+        help="Rank of LoRA adapters on all linear layers; 0 trains the whole model.",
     )
-    lora_alpha: int = field(
-        default=32, metadata={"help": "Scale of the adapters, times the rank."}
-    )
-    resume: bool = field(
-        default=False,
-        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    lora_alpha: int = HfArg(default=32, help="Scale of the adapters, times the rank.")
+    resume: bool = HfArg(
+        default=False, help="Resume from the last checkpoint in output_dir."
     )
 
     def __post_init__(self):
@@ -77,13 +69,15 @@ class ModelArguments:
             )
 
 
-sys.excepthook = print_input_errors  # one line each, without a traceback
+# Errors in the input are one line each, without a traceback.
+sys.excepthook = print_input_errors
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, DataArguments, CalibrationTrainingArguments)
 )
 set_seed(training_args.seed)
 
-# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
+# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported,
+# nothing else).
 with training_args.main_process_first():
     dataset = load_data(data_args)
     elsewhere = load_ood(data_args)

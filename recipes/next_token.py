@@ -3,14 +3,13 @@
     python recipes/next_token.py --model Qwen/Qwen3-0.6B --train_file train.jsonl --test_file test.jsonl \
         --loss focal --output_dir outputs/next_token
 
-The texts (rows with `text`) are joined, with an end token between them, and cut into blocks. The first blocks of the
-training file are held out for the temperature and the gammas. Without --test_file, the model is only trained, for
-example from scratch.
+The texts (rows with `text`) are joined, with an end token between them, and cut into blocks. The
+first blocks of the training file are held out for the temperature and the gammas. Without
+--test_file, the model is only trained, for example from scratch.
 """
 
 import sys
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass
 
 from datasets import Dataset
 from transformers import (
@@ -19,6 +18,7 @@ from transformers import (
     DataCollatorForSeq2Seq,
     set_seed,
 )
+from transformers.hf_argparser import HfArg
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data.sources import load_rows
@@ -27,30 +27,24 @@ from hf_calib.experiments import parse_arguments, print_input_errors, train_and_
 
 @dataclass
 class TextArguments:
-    train_file: str = field(
-        metadata={"help": "jsonl, csv or parquet with a column text."}
+    train_file: str = HfArg(help="jsonl, csv or parquet with a column text.")
+    test_file: str | None = HfArg(default=None, help="Reported, nothing else.")
+    model: str = HfArg(default="Qwen/Qwen3-0.6B", help="On the Hub or on disk.")
+    block: int = HfArg(default=128, help="Tokens of a row.")
+    max_train_tokens: int | None = HfArg(
+        default=None, help="The first ones; all by default."
     )
-    test_file: str | None = field(
-        default=None, metadata={"help": "Reported, nothing else."}
+    max_test_tokens: int = HfArg(default=4096, help="The first ones.")
+    calibration_tokens: int = HfArg(
+        default=8192, help="Held out of the training tokens."
     )
-    model: str = field(
-        default="Qwen/Qwen3-0.6B", metadata={"help": "On the Hub or on disk."}
-    )
-    block: int = field(default=128, metadata={"help": "Tokens of a row."})
-    max_train_tokens: int | None = field(
-        default=None, metadata={"help": "The first ones; all by default."}
-    )
-    max_test_tokens: int = field(default=4096, metadata={"help": "The first ones."})
-    calibration_tokens: int = field(
-        default=8192, metadata={"help": "Held out of the training tokens."}
-    )
-    resume: bool = field(
-        default=False,
-        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    resume: bool = HfArg(
+        default=False, help="Resume from the last checkpoint in output_dir."
     )
 
 
-sys.excepthook = print_input_errors  # one line each, without a traceback
+# Errors in the input are one line each, without a traceback.
+sys.excepthook = print_input_errors
 text_args, training_args = parse_arguments(
     (TextArguments, CalibrationTrainingArguments)
 )
@@ -64,27 +58,24 @@ model = AutoModelForCausalLM.from_pretrained(text_args.model, dtype="float32")
 def blocks(path: str, most: int | None) -> Dataset:
     """Rows of `block` tokens, each its own label; what is left at the end is dropped."""
     texts = [text or "" for text in load_rows(path)["text"]]
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    tokens = list(chain.from_iterable([*each, tokenizer.eos_token_id] for each in ids))[
-        :most
-    ]
-    starts = range(0, len(tokens) - text_args.block + 1, text_args.block)
-    rows = [tokens[start : start + text_args.block] for start in starts]
+    tokens = []
+    for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
+        tokens += [*ids, tokenizer.eos_token_id]
+    tokens = tokens[:most]
+    size = text_args.block
+    starts = range(0, len(tokens) - size + 1, size)
+    rows = [tokens[start : start + size] for start in starts]
     return Dataset.from_dict({"input_ids": rows, "labels": rows})
 
 
 with training_args.main_process_first():
     train = blocks(text_args.train_file, text_args.max_train_tokens)
-    test = (
-        None
-        if text_args.test_file is None
-        else blocks(text_args.test_file, text_args.max_test_tokens)
-    )
+    test = None
+    if text_args.test_file is not None:
+        test = blocks(text_args.test_file, text_args.max_test_tokens)
 n_held_out = max(1, text_args.calibration_tokens // text_args.block)
-calibration, train = (
-    train.select(range(n_held_out)),
-    train.select(range(n_held_out, len(train))),
-)
+calibration = train.select(range(n_held_out))
+train = train.select(range(n_held_out, len(train)))
 
 trainer = CalibrationTrainer(
     model,

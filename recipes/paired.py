@@ -1,8 +1,9 @@
 """Statistics of paired comparisons of runs, over the test rows and over the seeds.
 
-A loss is compared with a baseline on the same test rows and with the same seeds: `two_level` has the
-interval and the p of the mean difference, `corrected` the p of a family of comparisons, `detectable`
-the difference that a study would find, `pooled_variance` the variance over seeds of all losses.
+A loss is compared with a baseline on the same test rows and with the same seeds: `two_level` has
+the interval and the p of the mean difference, `corrected` the p of a family of comparisons,
+`detectable` the difference that a study would find, `pooled_variance` the variance over seeds of
+all losses.
 """
 
 from __future__ import annotations

@@ -2,28 +2,30 @@
 
     python recipes/saved_runs.py
 
-Each folder of `recipes/results` that is named here has, for every loss, the logits and labels of the calibration and
-test rows of a run with seed 1, in `LOSS.safetensors`, and of other seeds in `LOSS-seed2.safetensors` and so on. The
-temperature is chosen on the calibration rows: by NLL, and by the papers' criteria, the lowest ECE on a grid of 0.1
-(dual focal, FCL) and the lowest equal-mass ECE on that grid (AdaFocal).
+Each folder of `recipes/results` that is named here has, for every loss, the logits and labels of
+the calibration and test rows of a run with seed 1, in `LOSS.safetensors`, and of other seeds in
+`LOSS-seed2.safetensors` and so on. The temperature is chosen on the calibration rows: by NLL, and
+by the papers' criteria, the lowest ECE on a grid of 0.1 (dual focal, FCL) and the lowest equal-mass
+ECE on that grid (AdaFocal).
 
-A loss is compared with cross entropy over the test rows and the seeds. Its p is corrected over all losses of the
-table, or over a family of claims that was declared before its runs.
+A loss is compared with cross entropy over the test rows and the seeds. Its p is corrected over all
+losses of the table, or over a family of claims that was declared before its runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from markdown_tables import shown_p, table_lines, with_interval
 from numpy.typing import NDArray
 from paired import TwoLevel, corrected, two_level
 from papers.post_processing import post_processing_gap
-from results_tables import PAPERS, shown_p
+from results_tables import PAPERS
 from safetensors.numpy import load_file
 from scipy.special import softmax
 
@@ -50,8 +52,8 @@ class Family(NamedTuple):
 class Folder(NamedTuple):
     """The page of docs/results that has a folder's tables, and what they show.
 
-    `columns` are the papers' numbers in the table of ECEs, `declared` the family of claims, and `further` the columns
-    of a table of other calibration errors.
+    `columns` are the papers' numbers in the table of ECEs, `declared` the family of claims, and
+    `further` the columns of a table of other calibration errors.
     """
 
     page: str
@@ -60,9 +62,9 @@ class Folder(NamedTuple):
     further: tuple[str, ...] = ()
 
 
-dual_focal, fcl, adafocal = (
-    {loss: row[paper] for loss, row in PAPERS.items()} for paper in range(3)
-)
+dual_focal = {loss: row[0] for loss, row in PAPERS.items()}
+fcl = {loss: row[1] for loss, row in PAPERS.items()}
+adafocal = {loss: row[2] for loss, row in PAPERS.items()}
 # AdaFocal's Table 1, BERT-base, with equal-mass bins.
 adafocal_bert = {
     "cross_entropy": "8.47, 4.46",
@@ -106,12 +108,15 @@ FOLDERS = {
 }
 
 
-def equal_counts_ece(
-    probs: NDArray[np.float64], labels: NDArray[np.int16], n_bins: int = 15
-) -> float:
+Probs = NDArray[np.float64]
+Labels = NDArray[np.int16]
+
+
+def equal_counts_ece(probs: Probs, labels: Labels, n_bins: int = 15) -> float:
     """The ECE of bins with equal numbers of rows.
 
-    The papers' code interpolates the edges of equal-mass bins between confidences instead, and drops the least one.
+    The papers' code interpolates the edges of equal-mass bins between confidences instead, and
+    drops the least one.
     """
     confidences = probs.max(axis=1)
     gaps = confidences - (probs.argmax(axis=1) == labels)
@@ -120,26 +125,24 @@ def equal_counts_ece(
     return float(sum(sums) / len(labels))
 
 
-def temperature_of_equal_counts(
-    logits: NDArray[np.float64], labels: NDArray[np.int16]
-) -> float:
+def temperature_of_equal_counts(logits: Probs, labels: Labels) -> float:
     """The temperature with the lowest `equal_counts_ece` on the papers' grid."""
-    grid = [tenths / 10 for tenths in range(1, 101)]
-    errors = [
-        equal_counts_ece(softmax(logits / temperature, axis=1), labels)
-        for temperature in grid
-    ]
-    return grid[int(np.argmin(errors))]
+
+    def error(temperature: float) -> float:
+        return equal_counts_ece(softmax(logits / temperature, axis=1), labels)
+
+    return min([tenths / 10 for tenths in range(1, 101)], key=error)
 
 
 class Run(NamedTuple):
     """Test probabilities of one run: unscaled, and after a temperature by each criterion.
 
-    `ece_of_equal_counts` is before and after the temperature that makes it lowest on the calibration rows.
+    `ece_of_equal_counts` is before and after the temperature that makes it lowest on the
+    calibration rows.
     """
 
-    labels: NDArray[np.int16]
-    probs: dict[str, NDArray[np.float64]]
+    labels: Labels
+    probs: dict[str, Probs]
     temperatures: dict[str, float]
     ece_of_equal_counts: tuple[float, float]
 
@@ -147,27 +150,23 @@ class Run(NamedTuple):
     def load(cls, path: Path) -> Run:
         saved = load_file(path)
         logits = saved["test_logits"].astype(np.float64)
-        probs, temperatures = {"none": softmax(logits, axis=1)}, {}
+        labels = saved["test_labels"]
+        held_out = saved["calibration_logits"].astype(np.float64)
+        held_out_labels = saved["calibration_labels"]
+        probs = {"none": softmax(logits, axis=1)}
+        temperatures = {}
         for criterion in ("nll", "ece", "adaptive_ece"):
             scaler = TemperatureScaling(criterion=criterion)
-            scaler.fit(
-                saved["calibration_logits"].astype(np.float64),
-                saved["calibration_labels"],
-            )
+            scaler.fit(held_out, held_out_labels)
             probs[criterion] = scaler.predict_proba(logits)
             temperatures[criterion] = scaler.temperature_
-        temperature = temperature_of_equal_counts(
-            saved["calibration_logits"].astype(np.float64), saved["calibration_labels"]
-        )
-        errors = (
-            equal_counts_ece(probs["none"], saved["test_labels"]),
-            equal_counts_ece(
-                softmax(logits / temperature, axis=1), saved["test_labels"]
-            ),
-        )
-        return cls(saved["test_labels"], probs, temperatures, errors)
+        temperature = temperature_of_equal_counts(held_out, held_out_labels)
+        scaled = softmax(logits / temperature, axis=1)
+        before = equal_counts_ece(probs["none"], labels)
+        after = equal_counts_ece(scaled, labels)
+        return cls(labels, probs, temperatures, (before, after))
 
-    def correct(self) -> NDArray[np.float64]:
+    def correct(self) -> Probs:
         """(N,) 1 for a correct prediction, 0 for a wrong one; a temperature changes none."""
         predicted = self.probs["none"].argmax(axis=1)
         return (predicted == self.labels).astype(np.float64)
@@ -175,14 +174,18 @@ class Run(NamedTuple):
     def accuracy(self) -> float:
         return float(self.correct().mean())
 
-    def nll(self, state: str) -> NDArray[np.float64]:
+    def nll(self, state: str) -> Probs:
         """(N,) in nats."""
         return -np.log(self.probs[state][np.arange(len(self.labels)), self.labels])
 
-    def ece(self, state: str) -> str:
+    def ece(self, state: str, binning: str = "uniform") -> float:
+        probs = self.probs[state]
+        return expected_calibration_error(probs, self.labels, binning=binning)
+
+    def ece_cell(self, state: str) -> str:
         """The ECE with its 95% interval, by test inversion."""
-        value, low, high = calibration_error_interval(self.probs[state], self.labels)
-        return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+        found = calibration_error_interval(self.probs[state], self.labels)
+        return with_interval(*found)
 
 
 def loss_and_seed(name: str) -> tuple[str, int]:
@@ -194,29 +197,46 @@ def loss_and_seed(name: str) -> tuple[str, int]:
 def runs(folder: str) -> dict[str, Run]:
     """The runs of a folder by name: cross entropy first, then in the order of the papers' table, and by seed."""
     order = [*PAPERS, "focal"]
-    ranks = {loss: rank for rank, loss in enumerate(order)}
 
-    def rank(name: str) -> tuple[int, str, int]:
-        loss, seed = loss_and_seed(name)
-        return ranks.get(loss, len(order)), loss, seed
+    def rank(path: Path) -> tuple[int, str, int]:
+        loss, seed = loss_and_seed(path.stem)
+        place = order.index(loss) if loss in order else len(order)
+        return place, loss, seed
 
-    names = [path.stem for path in (RESULTS / folder).glob("*.safetensors")]
-    return {
-        name: Run.load(RESULTS / folder / f"{name}.safetensors")
-        for name in sorted(names, key=rank)
-    }
+    paths = sorted((RESULTS / folder).glob("*.safetensors"), key=rank)
+    return {path.stem: Run.load(path) for path in paths}
 
 
-def difference(gaps: list[NDArray[np.float64]]) -> TwoLevel:
-    """The mean of the runs' paired differences (N,), whose interval is over the test rows and over the seeds."""
+def by_loss(found: dict[str, Run]) -> Iterator[tuple[str, list[str]]]:
+    """The losses, and the names of the runs of each."""
+    for loss, names in groupby(found, key=lambda name: loss_and_seed(name)[0]):
+        yield loss, list(names)
+
+
+def difference(
+    found: dict[str, Run], names: list[str], measure: Callable[[Run], Probs]
+) -> TwoLevel:
+    """The mean of the runs' differences to cross entropy with the same seed, row by row.
+
+    Its interval is over the test rows and over the seeds.
+    """
+    gaps = []
+    for name in names:
+        loss, _ = loss_and_seed(name)
+        baseline = found[name.replace(loss, "cross_entropy")]
+        gaps.append(measure(found[name]) - measure(baseline))
     # The rows divided by sqrt(N) vary as the means of resamples do.
     return two_level(
         [gap.mean() for gap in gaps], [gap / np.sqrt(len(gap)) for gap in gaps]
     )
 
 
-def with_interval(found: TwoLevel) -> str:
-    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(found.value, *found.interval())
+def difference_cell(difference: TwoLevel) -> str:
+    return with_interval(difference.value, *difference.interval(), "+.3f")
+
+
+def nll_after_temperature(run: Run) -> Probs:
+    return run.nll("nll")
 
 
 def run_cells(same_loss: list[Run]) -> list[str]:
@@ -227,23 +247,14 @@ def run_cells(same_loss: list[Run]) -> list[str]:
 
     if len(same_loss) == 1:
         (run,) = same_loss
-        errors = [run.ece("none"), run.ece("nll"), f"{run.temperatures['nll']:.2f}"]
+        temperature = f"{run.temperatures['nll']:.2f}"
+        errors = [run.ece_cell("none"), run.ece_cell("nll"), temperature]
     else:
-        none, nll = (
-            mean(
-                lambda run, state=state: expected_calibration_error(
-                    run.probs[state], run.labels
-                )
-            )
-            for state in ("none", "nll")
-        )
-        errors = [none, nll, ""]
-    return [
-        mean(Run.accuracy),
-        *errors,
-        mean(lambda run: run.nll("none")),
-        mean(lambda run: run.nll("nll")),
-    ]
+        before = mean(lambda run: run.ece("none"))
+        after = mean(lambda run: run.ece("nll"))
+        errors = [before, after, ""]
+    nlls = [mean(lambda run: run.nll("none")), mean(nll_after_temperature)]
+    return [mean(Run.accuracy), *errors, *nlls]
 
 
 def groups_of_seeds(
@@ -266,159 +277,146 @@ def seeds_of(names: list[str]) -> str:
     return ", ".join(str(loss_and_seed(name)[1]) for name in names)
 
 
-def of_cross_entropy(name: str) -> str:
-    """The name of cross entropy's run with the same seed."""
-    return name.replace(loss_and_seed(name)[0], "cross_entropy")
-
-
-def run_lines(found: dict[str, Run], declared: Family | None) -> Iterator[str]:
+def run_lines(found: dict[str, Run], declared: Family | None) -> list[str]:
     """The table of a folder, line by line. A difference is paired with cross entropy's run of the same seed."""
-    header = [
-        "loss",
-        "seed",
-        "accuracy",
-        "ECE",
-        "ECE after T",
-        "T",
-        "NLL",
-        "NLL after T",
-        "difference in NLL after T",
-    ]
-    yield f"| {' | '.join(header)} |"
-    yield f"|{'---|' * len(header)}"
-    for loss, group in groupby(found, key=lambda name: loss_and_seed(name)[0]):
-        names = list(group)
-        rows = [([name], seeds_of([name])) for name in names]
+    header = ["loss", "seed", "accuracy", "ECE", "ECE after T", "T", "NLL"]
+    header += ["NLL after T", "difference in NLL after T"]
+    rows = []
+    for loss, names in by_loss(found):
+        groups = {seeds_of([name]): [name] for name in names}
         for several, _ in groups_of_seeds(names, declared):
             if len(several) > 1:
-                rows.append((several, f"mean of {seeds_of(several)}"))
-        for row, seeds in rows:
-            gaps = [
-                found[name].nll("nll") - found[of_cross_entropy(name)].nll("nll")
-                for name in row
-            ]
-            gap = "" if loss == "cross_entropy" else with_interval(difference(gaps))
-            cells = run_cells([found[name] for name in row])
-            yield f"| {' | '.join([loss, seeds, *cells, gap])} |"
+                groups[f"mean of {seeds_of(several)}"] = several
+        for seeds, group in groups.items():
+            gap = ""
+            if loss != "cross_entropy":
+                gap = difference_cell(difference(found, group, nll_after_temperature))
+            cells = run_cells([found[name] for name in group])
+            rows.append([loss, seeds, *cells, gap])
+    return table_lines(header, rows)
 
 
-def comparison_lines(found: dict[str, Run], declared: Family | None) -> Iterator[str]:
-    """The losses compared with cross entropy in NLL after T and in accuracy, line by line.
+class Compared(NamedTuple):
+    """Runs of one loss that are compared with cross entropy, of the declared family or of the table."""
 
-    Each p is corrected by Holm's method, for each metric alone: over the losses of the table, or over the family that
-    was declared, whose comparisons without runs count with a p of 1.
-    """
-    losses = groupby(found, key=lambda name: loss_and_seed(name)[0])
-    compared: list[tuple[str, list[str], bool]] = []
-    for loss, group in losses:
+    loss: str
+    names: list[str]
+    of_family: bool
+
+
+def comparisons(found: dict[str, Run], declared: Family | None) -> Iterator[Compared]:
+    """The losses of the table; of the family's seeds, only the losses that were declared."""
+    claimed = declared.losses if declared else ()
+    for loss, all_names in by_loss(found):
         if loss == "cross_entropy":
             continue
-        for names, of_family in groups_of_seeds(list(group), declared):
-            claimed = declared is not None and loss in declared.losses
-            if claimed or not of_family:
-                compared.append((loss, names, of_family))
-    measures: dict[str, Callable[[Run], NDArray[np.float64]]] = {
-        "NLL after T": lambda run: run.nll("nll"),
+        for names, of_family in groups_of_seeds(all_names, declared):
+            if loss in claimed or not of_family:
+                yield Compared(loss, names, of_family)
+
+
+def corrected_by_family(
+    p_values: NDArray[np.float64], of_family: NDArray[np.bool_], declared: Family | None
+) -> NDArray[np.float64]:
+    """Holm's correction over the losses of the table, and over the family, whose claims without runs count with 1."""
+    found = np.ones(len(p_values))
+    found[~of_family] = corrected(p_values[~of_family])
+    if declared and of_family.any():
+        n_claims = len(declared.losses)
+        found[of_family] = corrected(p_values[of_family], n_claims)
+    return found
+
+
+def comparison_lines(found: dict[str, Run], declared: Family | None) -> list[str]:
+    """The losses compared with cross entropy in NLL after T and in accuracy, line by line.
+
+    Each p is corrected by Holm's method, for each metric alone: over the losses of the table, or
+    over the family that was declared.
+    """
+    compared = list(comparisons(found, declared))
+    of_family = np.array([each.of_family for each in compared], dtype=bool)
+    header = ["loss", "seeds"]
+    rows = [[each.loss, seeds_of(each.names)] for each in compared]
+    measures: dict[str, Callable[[Run], Probs]] = {
+        "NLL after T": nll_after_temperature,
         "accuracy": Run.correct,
     }
-    cells = [[loss, seeds_of(names)] for loss, names, _ in compared]
-    for measure in measures.values():
-        differences = [
-            difference(
-                [
-                    measure(found[name]) - measure(found[of_cross_entropy(name)])
-                    for name in names
-                ]
-            )
-            for _, names, _ in compared
-        ]
-        p_values = np.array([each.p_value() for each in differences])
-        of_families = np.array([of_family for _, _, of_family in compared])
-        p_corrected = np.ones(len(compared))
-        p_corrected[~of_families] = corrected(p_values[~of_families])
-        if declared and of_families.any():
-            n_claims = len(declared.losses)
-            p_corrected[of_families] = corrected(p_values[of_families], n_claims)
-        for row, each, p, own_corrected in zip(
-            cells, differences, p_values, p_corrected, strict=True
-        ):
-            row += [with_interval(each), shown_p(p), shown_p(own_corrected)]
-    header = ["loss", "seeds"]
-    for title in measures:
+    for title, measure in measures.items():
         header += [f"difference in {title}", "p", "corrected p"]
-    yield f"| {' | '.join(header)} |"
-    yield f"|{'---|' * len(header)}"
-    for row in cells:
-        yield f"| {' | '.join(row)} |"
+        gaps = [difference(found, each.names, measure) for each in compared]
+        p_values = np.array([gap.p_value() for gap in gaps])
+        p_corrected = corrected_by_family(p_values, of_family, declared)
+        for row, gap, *both in zip(rows, gaps, p_values, p_corrected, strict=True):
+            row += [difference_cell(gap), *map(shown_p, both)]
+    return table_lines(header, rows)
 
 
 def in_percent(run: Run, criterion: str, digits: int = 2) -> str:
     """The ECE before and after the temperature of a paper's criterion, by bins of that criterion."""
     binning = "quantile" if criterion == "adaptive_ece" else "uniform"
-    found = [
-        expected_calibration_error(run.probs[state], run.labels, binning=binning)
-        for state in ("none", criterion)
-    ]
-    return ", ".join(f"{100 * each:.{digits}f}" for each in found)
+    errors = [run.ece(state, binning) for state in ("none", criterion)]
+    return percents(errors, digits)
 
 
-def paper_lines(found: dict[str, Run], columns: Columns) -> Iterator[str]:
+def percents(errors: Iterable[float], digits: int = 2) -> str:
+    return ", ".join(f"{100 * error:.{digits}f}" for error in errors)
+
+
+def paper_lines(found: dict[str, Run], columns: Columns) -> list[str]:
     """ECE in percent next to the papers', whose criterion chooses the temperature, line by line."""
     header = ["loss", "seed"]
     for criterion, papers in columns.items():
-        of_equal_mass = ["ours, equal-mass", "ours, equal counts"]
-        header += of_equal_mass if criterion == "adaptive_ece" else ["ours"]
-        header += papers
-    yield f"| {' | '.join(header)} |"
-    yield f"|{'---|' * len(header)}"
+        ours = ["ours"]
+        if criterion == "adaptive_ece":
+            ours = ["ours, equal-mass", "ours, equal counts"]
+        header += [*ours, *papers]
+    rows = []
     for name, run in found.items():
         loss, seed = loss_and_seed(name)
-        cells = [loss, str(seed)]
+        row = [loss, str(seed)]
         for criterion, papers in columns.items():
-            cells.append(in_percent(run, criterion))
+            row.append(in_percent(run, criterion))
             if criterion == "adaptive_ece":
-                errors = [f"{100 * error:.2f}" for error in run.ece_of_equal_counts]
-                cells.append(", ".join(errors))
-            cells += [values.get(loss, "") for values in papers.values()]
-        yield f"| {' | '.join(cells)} |"
+                row.append(percents(run.ece_of_equal_counts))
+            row += [values.get(loss, "") for values in papers.values()]
+        rows.append(row)
+    return table_lines(header, rows)
 
 
-def canonical_error(
-    bandwidth: float, probs: NDArray[np.float64], labels: NDArray[np.int64]
-) -> str:
+def canonical_error(probs: Probs, labels: NDArray[np.int64], bandwidth: float) -> float:
     """Of all classes together, by kernel densities."""
-    error = kde_calibration_error(probs, labels, kind="canonical", bandwidth=bandwidth)
-    return f"{error:.3f}"
+    return kde_calibration_error(probs, labels, kind="canonical", bandwidth=bandwidth)
 
 
-FURTHER: dict[str, Callable[[NDArray[np.float64], NDArray[np.int64]], str]] = {
-    "post-processing gap": lambda probs, labels: (
-        f"{post_processing_gap(probs, labels):.4f}"
-    ),
-    "smCE": lambda probs, labels: f"{smooth_calibration_error_dual(probs, labels):.3f}",
-    "canonical error, bandwidth .1": partial(canonical_error, 0.1),
+# Title -> the error and the digits that it is shown with.
+FURTHER: dict[str, tuple[Callable[[Probs, NDArray[np.int64]], float], int]] = {
+    "post-processing gap": (post_processing_gap, 4),
+    "smCE": (smooth_calibration_error_dual, 3),
+    "canonical error, bandwidth .1": (partial(canonical_error, bandwidth=0.1), 3),
     # That of the evaluation in the dual focal authors' code.
-    "bandwidth .001": partial(canonical_error, 0.001),
+    "bandwidth .001": (partial(canonical_error, bandwidth=0.001), 3),
 }
 
 
-def further_lines(found: dict[str, Run], columns: tuple[str, ...]) -> Iterator[str]:
+def further_lines(found: dict[str, Run], columns: tuple[str, ...]) -> list[str]:
     """Other calibration errors of the unscaled probabilities, line by line."""
-    header = ["loss", "seed", *columns]
-    yield f"| {' | '.join(header)} |"
-    yield f"|{'---|' * len(header)}"
+    rows = []
     for name, run in found.items():
         loss, seed = loss_and_seed(name)
         labels = run.labels.astype(np.int64)
-        cells = [FURTHER[title](run.probs["none"], labels) for title in columns]
-        yield f"| {' | '.join([loss, str(seed), *cells])} |"
+        row = [loss, str(seed)]
+        for title in columns:
+            error, digits = FURTHER[title]
+            row.append(f"{error(run.probs['none'], labels):.{digits}f}")
+        rows.append(row)
+    return table_lines(["loss", "seed", *columns], rows)
 
 
 def printed(name: str, folder: Folder) -> list[str]:
     """The lines of the tables of a folder."""
     found = runs(name)
-    lines = [*run_lines(found, folder.declared), ""]
-    lines += comparison_lines(found, folder.declared)
+    lines = run_lines(found, folder.declared)
+    lines += ["", *comparison_lines(found, folder.declared)]
     if folder.columns:
         lines += ["", *paper_lines(found, folder.columns)]
     if folder.further:
@@ -429,7 +427,7 @@ def printed(name: str, folder: Folder) -> list[str]:
 def main() -> None:
     for name, folder in FOLDERS.items():
         print(f"## {name}\n")
-        print("\n".join([*printed(name, folder), ""]))
+        print(*printed(name, folder), "", sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python recipes/small_decoder.py FOLDER TEXTS.jsonl [--words World Sports Business Technology yes no A B C]
     python recipes/next_token.py --model FOLDER --train_file TEXTS.jsonl --output_dir outputs/pretrained
 
-It has 4.5 million parameters by default; a few million tokens take hours on a CPU core. Each of the words is one token
-after a space, so that it can be an answer. The texts are rows with `text`.
+It has 4.5 million parameters by default; a few million tokens take hours on a CPU core. Each of the
+words is one token after a space, so that it can be an answer. The texts are rows with `text`.
 """
 
 import argparse

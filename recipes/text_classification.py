@@ -3,12 +3,12 @@
     python recipes/text_classification.py --config recipes/configs/20newsgroups_bert.yaml \
         --config recipes/configs/losses/adafocal_every_10_steps.yaml --output_dir outputs/20newsgroups
 
-On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or by
-`torchrun --nproc_per_node 8`.
+On several GPUs, replace `python` by `accelerate launch --config_file
+recipes/accelerate/8_gpus.yaml` or by `torchrun --nproc_per_node 8`.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from papers.dynamics import TrainingTrace
 from papers.networks.global_pooling_cnn import (
@@ -23,6 +23,7 @@ from transformers import (
     DataCollatorWithPadding,
     set_seed,
 )
+from transformers.hf_argparser import HfArg
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import label_maps, load_ood, multi_hot
@@ -31,34 +32,24 @@ from hf_calib.experiments import parse_arguments, print_input_errors, train_and_
 
 @dataclass
 class ModelArguments:
-    model: str = field(
+    model: str = HfArg(
         default="bert-base-uncased",
-        metadata={
-            "help": "A model on the Hub or on disk, or 'global_pooling_cnn', trained from scratch."
-        },
+        help="A model on the Hub or on disk, or 'global_pooling_cnn', trained from scratch.",
     )
-    max_length: int = field(
-        default=128, metadata={"help": "Tokens of a text in training."}
+    max_length: int = HfArg(default=128, help="Tokens of a text in training.")
+    eval_max_length: int | None = HfArg(
+        default=None, help="Tokens of a text in evaluation; by default as in training."
     )
-    eval_max_length: int | None = field(
-        default=None,
-        metadata={"help": "Tokens of a text in evaluation; by default as in training."},
+    vocab_size: int = HfArg(default=20000, help="Size of the CNN's vocabulary.")
+    glove_file: str | None = HfArg(
+        default=None, help="Word vectors for the CNN, glove.6B.100d.txt."
     )
-    vocab_size: int = field(
-        default=20000, metadata={"help": "Size of the CNN's vocabulary."}
-    )
-    glove_file: str | None = field(
-        default=None, metadata={"help": "Word vectors for the CNN, glove.6B.100d.txt."}
-    )
-    training_trace: bool = field(
+    training_trace: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Record at each evaluation what the papers' figures need, in training_trace.json."
-        },
+        help="Record at each evaluation what the papers' figures need, in training_trace.json.",
     )
-    resume: bool = field(
-        default=False,
-        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    resume: bool = HfArg(
+        default=False, help="Resume from the last checkpoint in output_dir."
     )
 
     def __post_init__(self):
@@ -68,18 +59,21 @@ class ModelArguments:
                 raise SystemExit(f"expected {name} to be at least 1, got {length}")
 
 
-sys.excepthook = print_input_errors  # one line each, without a traceback
+# Errors in the input are one line each, without a traceback.
+sys.excepthook = print_input_errors
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, StudyDataArguments, CalibrationTrainingArguments)
 )
 set_seed(training_args.seed)
 
-# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
+# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported,
+# nothing else).
 with training_args.main_process_first():
     dataset = load_study_data(data_args)
     elsewhere = load_ood(data_args)
 labels = label_maps(dataset)
-dataset = multi_hot(dataset)  # several labels per row become floats
+# Several labels per row become floats.
+dataset = multi_hot(dataset)
 
 # Model and tokenizer.
 if model_args.model == "global_pooling_cnn":
@@ -97,25 +91,25 @@ if model_args.model == "global_pooling_cnn":
         print(f"{coverage:.1%} of the words have a GloVe vector")
     model = GlobalPoolingCNNForSequenceClassification(config)
     if model_args.glove_file is not None:
-        model.set_word_vectors(vectors)  # frozen, as in the papers
+        # Frozen, as in the papers.
+        model.set_word_vectors(vectors)
 else:
     tokenizer = AutoTokenizer.from_pretrained(model_args.model)
+    # A head for other classes is replaced.
     model = AutoModelForSequenceClassification.from_pretrained(
         model_args.model, ignore_mismatched_sizes=True, **labels
-    )  # a head for other classes is replaced
-    if (
-        tokenizer.pad_token is None
-    ):  # GPT-2, Llama: models that were never trained on padded batches
+    )
+    # GPT-2 and Llama were never trained on padded batches.
+    if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def tokenize(rows, max_length):
-    return rows.map(
-        lambda batch: tokenizer(batch["text"], truncation=True, max_length=max_length),
-        batched=True,
-        remove_columns="text",
-    )
+    def ids(batch):
+        return tokenizer(batch["text"], truncation=True, max_length=max_length)
+
+    return rows.map(ids, batched=True, remove_columns="text")
 
 
 with training_args.main_process_first():

@@ -3,12 +3,12 @@
     python recipes/token_classification.py --config recipes/configs/wnut17_minilm.yaml \
         --config recipes/configs/losses/focal.yaml --output_dir outputs/wnut17
 
-On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or by
-`torchrun --nproc_per_node 8`.
+On several GPUs, replace `python` by `accelerate launch --config_file
+recipes/accelerate/8_gpus.yaml` or by `torchrun --nproc_per_node 8`.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from transformers import (
     AutoModelForTokenClassification,
@@ -16,6 +16,7 @@ from transformers import (
     DataCollatorForTokenClassification,
     set_seed,
 )
+from transformers.hf_argparser import HfArg
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments, load_tagged, tag_maps, tokenize_words
@@ -24,13 +25,10 @@ from hf_calib.experiments import parse_arguments, print_input_errors, train_and_
 
 @dataclass
 class ModelArguments:
-    model: str = field(
-        default="bert-base-cased", metadata={"help": "A model on the Hub or on disk."}
-    )
-    max_length: int = field(default=128, metadata={"help": "Sub-words of a sentence."})
-    resume: bool = field(
-        default=False,
-        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    model: str = HfArg(default="bert-base-cased", help="A model on the Hub or on disk.")
+    max_length: int = HfArg(default=128, help="Sub-words of a sentence.")
+    resume: bool = HfArg(
+        default=False, help="Resume from the last checkpoint in output_dir."
     )
 
     def __post_init__(self):
@@ -40,24 +38,26 @@ class ModelArguments:
             )
 
 
-sys.excepthook = print_input_errors  # one line each, without a traceback
+# Errors in the input are one line each, without a traceback.
+sys.excepthook = print_input_errors
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, DataArguments, CalibrationTrainingArguments)
 )
 set_seed(training_args.seed)
 
-# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
+# Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported,
+# nothing else).
 with training_args.main_process_first():
     dataset = load_tagged(data_args)
 
 # Model and tokenizer. Byte-level tokenizers read words with the space before them.
 tokenizer = AutoTokenizer.from_pretrained(model_args.model, add_prefix_space=True)
+# A head for other tags is replaced.
 model = AutoModelForTokenClassification.from_pretrained(
     model_args.model, ignore_mismatched_sizes=True, **tag_maps(dataset)
-)  # a head for other tags is replaced
-if (
-    tokenizer.pad_token is None
-):  # GPT-2, Llama: models that were never trained on padded batches
+)
+# GPT-2 and Llama were never trained on padded batches.
+if tokenizer.pad_token is None:
     tokenizer.pad_token = tokenizer.eos_token
 model.config.pad_token_id = tokenizer.pad_token_id
 

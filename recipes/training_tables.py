@@ -2,9 +2,10 @@
 
     python recipes/training_tables.py OUTPUT/cifar10_resnet20 [--soft_labels CIFAR10H.npz] > tables.md
 
-The metrics are the classwise ECE, OOD detection with --ood_data, F1 and ECE of entities, ranking and ECE of multi-label
-models, and the errors against annotators. For the latter, the .npz file has the array probs: for each test row, in the
-order of the data, the share of annotators that chose each class.
+The metrics are the classwise ECE, OOD detection with --ood_data, F1 and ECE of entities, ranking
+and ECE of multi-label models, and the errors against annotators. For the latter, the .npz file has
+the array probs: for each test row, in the order of the data, the share of annotators that chose
+each class.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from markdown_tables import table_lines, with_interval
 from scipy.special import softmax
 
 from hf_calib.metrics import (
@@ -22,136 +24,132 @@ from hf_calib.metrics import (
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
 
-parser = argparse.ArgumentParser()
-parser.add_argument("study", type=Path)
-parser.add_argument("--soft_labels", type=Path)
-args = parser.parse_args()
-
-folders = sorted(path.parent for path in args.study.glob("runs/*/results.json"))
-runs = [json.loads((folder / "results.json").read_text()) for folder in folders]
-
-
-def with_interval(row):
-    found = f"{row['value']:.3f}"
-    if row["low"] is None:  # Noise biases a calibration error, so it has no interval.
-        return found
-    return f"{found} [{row['low']:.3f}, {row['high']:.3f}]"
-
-
-def against_annotators(folder, soft):
-    found = TrainingPredictions.load(folder / "predictions.safetensors")
-    agreement = np.mean(soft.argmax(axis=1) == found.test.labels)
-    if agreement < 0.9:
-        parser.error(
-            f"{args.soft_labels} agrees with {agreement:.0%} of the labels of {folder}: not its rows"
-        )
-    temperature = TemperatureScaling().fit(
-        found.calibration.logits, found.calibration.labels
-    )
-    before = softmax(found.test.logits.astype(float), axis=1)
-    after = temperature.predict_proba(found.test.logits)
-    columns = {}
-    for title, metric in (
-        ("true calibration error", true_calibration_error),
-        ("ECE, annotators", expected_calibration_error),
-        ("NLL, annotators", negative_log_likelihood),
-    ):
-        columns |= {
-            title: f"{metric(before, soft):.3f}",
-            f"{title}, after T": f"{metric(after, soft):.3f}",
-        }
-    return columns
-
-
-def classwise(run):
-    metrics = run["metrics"]
-    keys = {
-        "classwise ECE": "test_classwise_ece",
-        "classwise ECE, after T": "test_classwise_ece_calibrated",
-    }
-    return {
-        title: f"{metrics[key]:.4f}" for title, key in keys.items() if key in metrics
-    }
-
-
-STATES = (
-    ("before", ""),
-    ("after", ", after T"),
-)  # Without a calibrator only the first.
+# Before calibration and after it; without a calibrator there is only the first.
+STATES = {"before": "", "after": ", after T"}
 # The papers' score is the entropy.
 SCORES = {
     "max_probability": "maximum probability",
     "entropy": "entropy",
     "energy": "energy",
 }
+ANNOTATED = {
+    "true calibration error": true_calibration_error,
+    "ECE, annotators": expected_calibration_error,
+    "NLL, annotators": negative_log_likelihood,
+}
+
+parser = argparse.ArgumentParser()
+parser.add_argument("study", type=Path)
+parser.add_argument("--soft_labels", type=Path)
+args = parser.parse_args()
+
+# Each function returns the cells of a run by the titles of their columns, or none.
 
 
-def detection(run):
-    return {
-        f"{elsewhere['name']}, {title}{words}": with_interval(
-            elsewhere[when][score]["auroc"]
+def interval_cell(row):
+    return with_interval(row["value"], row["low"], row["high"])
+
+
+def against_annotators(folder):
+    shares = np.load(args.soft_labels)["probs"]
+    found = TrainingPredictions.load(folder / "predictions.safetensors")
+    agreement = np.mean(shares.argmax(axis=1) == found.test.labels)
+    if agreement < 0.9:
+        parser.error(
+            f"{args.soft_labels} agrees with {agreement:.0%} of the labels of {folder}: not its rows"
         )
-        for elsewhere in run.get("out_of_distribution", [])
-        for score, title in SCORES.items()
-        for when, words in STATES
-        if elsewhere[when]
-    }
+    temperature = TemperatureScaling()
+    temperature.fit(found.calibration.logits, found.calibration.labels)
+    before = softmax(found.test.logits.astype(float), axis=1)
+    after = temperature.predict_proba(found.test.logits)
+    cells = {}
+    for title, metric in ANNOTATED.items():
+        cells[title] = f"{metric(before, shares):.3f}"
+        cells[f"{title}, after T"] = f"{metric(after, shares):.3f}"
+    return cells
 
 
-def entities(run):
-    found = run.get("entities")
+def classwise(folder):
+    metrics = results_of(folder)["metrics"]
+    cells = {}
+    for title, key in (
+        ("classwise ECE", "test_classwise_ece"),
+        ("classwise ECE, after T", "test_classwise_ece_calibrated"),
+    ):
+        if key in metrics:
+            cells[title] = f"{metrics[key]:.4f}"
+    return cells
+
+
+def detection(folder):
+    cells = {}
+    for elsewhere in results_of(folder).get("out_of_distribution", []):
+        for score, title in SCORES.items():
+            for when, words in STATES.items():
+                if elsewhere[when]:
+                    auroc = interval_cell(elsewhere[when][score]["auroc"])
+                    cells[f"{elsewhere['name']}, {title}{words}"] = auroc
+    return cells
+
+
+def entities(folder):
+    found = results_of(folder).get("entities")
     if found is None:
         return {}
-    return {"F1": with_interval(found["before"]["f1"])} | {
-        f"ECE, {title}{words}": with_interval(found[when][key])
-        for key, title in (("ece_product", "product"), ("ece_minimum", "minimum"))
-        for when, words in STATES
-        if found[when]
-    }
+    cells = {"F1": interval_cell(found["before"]["f1"])}
+    for key, title in (("ece_product", "product"), ("ece_minimum", "minimum")):
+        for when, words in STATES.items():
+            if found[when]:
+                cells[f"ECE, {title}{words}"] = interval_cell(found[when][key])
+    return cells
 
 
 def several_labels(folder):
     path = folder / "report" / "report.json"
-    report = json.loads(path.read_text()) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    report = json.loads(path.read_text())
     if report.get("kind") != "multi_label":
         return {}
-    columns = {
-        title: with_interval(report["before"]["metrics"][key])
-        for key, title in (
-            ("macro_auroc", "AUROC, macro"),
-            ("macro_average_precision", "average precision, macro"),
-            ("micro_average_precision", "average precision, micro"),
+    cells = {}
+    for key, title in (
+        ("macro_auroc", "AUROC, macro"),
+        ("macro_average_precision", "average precision, macro"),
+        ("micro_average_precision", "average precision, micro"),
+    ):
+        cells[title] = interval_cell(report["before"]["metrics"][key])
+    for when, words in STATES.items():
+        if report[when]:
+            error = report[when]["metrics"]["macro_ece"]
+            cells[f"ECE, macro{words}"] = interval_cell(error)
+    return cells
+
+
+def results_of(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def print_table(title, cells_of):
+    """With the columns of the first run; nothing where it has none."""
+    rows = []
+    for path in sorted(args.study.glob("runs/*/results.json")):
+        cells = cells_of(path.parent)
+        # As in the comparison: adafocal_every_10_steps is the same loss.
+        loss = path.parent.name.partition("-seed")[0]
+        seed = str(results_of(path.parent)["seed"])
+        rows.append({"loss": loss, "seed": seed} | cells)
+    if len(rows[0]) > 2:
+        print(
+            f"{title}\n",
+            *table_lines(rows[0], [row.values() for row in rows]),
+            "",
+            sep="\n",
         )
-    }
-    return columns | {
-        f"ECE, macro{words}": with_interval(report[when]["metrics"]["macro_ece"])
-        for when, words in STATES
-        if report[when]
-    }
 
 
-def print_table(title, rows):
-    """With the columns of the first row; nothing where there are none."""
-    if not rows[0]:
-        return
-    print(
-        f"{title}\n\n| {' | '.join(['loss', 'seed', *rows[0]])} |\n|{'---|' * (len(rows[0]) + 2)}"
-    )
-    for folder, run, row in zip(folders, runs, rows, strict=True):
-        loss = folder.name.partition("-seed")[
-            0
-        ]  # as in the comparison: adafocal_every_10_steps is the same loss
-        print(f"| {' | '.join([loss, str(run['seed']), *row.values()])} |")
-    print()
-
-
-print_table("Over the classes:", [classwise(run) for run in runs])
-print_table("AUROC of OOD detection:", [detection(run) for run in runs])
-print_table("Entities:", [entities(run) for run in runs])
-print_table("Labels:", [several_labels(folder) for folder in folders])
+print_table("Over the classes:", classwise)
+print_table("AUROC of OOD detection:", detection)
+print_table("Entities:", entities)
+print_table("Labels:", several_labels)
 if args.soft_labels is not None:
-    shares = np.load(args.soft_labels)["probs"]
-    print_table(
-        "Against annotators:",
-        [against_annotators(folder, shares) for folder in folders],
-    )
+    print_table("Against annotators:", against_annotators)

@@ -1,7 +1,7 @@
 """The calibration of predictions in parquet with Ray Data: python recipes/engines/ray_data.py FOLDER N_CLASSES
 
-Each batch becomes a state of a few kilobytes, and the states are merged as they arrive; no row leaves its worker. (An
-`AggregateFnV2` would do the same, but `Dataset.aggregate` holds its input.)
+Each batch becomes a state of a few kilobytes, and the states are merged as they arrive; no row
+leaves its worker. (An `AggregateFnV2` would do the same, but `Dataset.aggregate` holds its input.)
 """
 
 import json

@@ -1,6 +1,7 @@
 """The calibration of predictions in parquet with Spark: spark-submit recipes/engines/spark.py FOLDER N_CLASSES
 
-Each partition becomes a state of a few kilobytes, in Python workers that read Arrow batches; a tree merges them.
+Each partition becomes a state of a few kilobytes, in Python workers that read Arrow batches; a tree
+merges them.
 """
 
 import json

@@ -27,19 +27,21 @@ FILE = "training_trace.json"
 class TrainingTrace(TrainerCallback):
     """Records at each evaluation how calibrated a model is on its evaluation rows and on training rows, bin by bin.
 
-    `trainer.add_callback(TrainingTrace(trainer))` writes `training_trace.json` in `output_dir`, for `Trace.load`. Of
-    each evaluation set ("eval"; several by their names), of a fixed random sample of the training rows ("training") and
-    of `test_dataset` ("test") it has what a `TracedSet` lists. The papers' figures of the ECE by epoch are of test
-    rows, those of bins of validation rows. The bins are those of the loss's table of gammas where it has one, else
-    equal-mass bins of the evaluation rows' confidences, as in AdaFocal's figures; what lies beyond the outer edges
-    counts in the outer bins. Of a table it has the gammas after the evaluation, which hold until the next one.
+    `trainer.add_callback(TrainingTrace(trainer))` writes `training_trace.json` in `output_dir`, for
+    `Trace.load`. Of each evaluation set ("eval"; several by their names), of a fixed random sample
+    of the training rows ("training") and of `test_dataset` ("test") it has what a `TracedSet`
+    lists. The papers' figures of the ECE by epoch are of test rows, those of bins of validation
+    rows. The bins are those of the loss's table of gammas where it has one, else equal-mass bins of
+    the evaluation rows' confidences, as in AdaFocal's figures; what lies beyond the outer edges
+    counts in the outer bins. Of a table it has the gammas after the evaluation, which hold until
+    the next one.
 
-    It costs a forward pass over these sets at each evaluation; random streams are left as found. Rows have one label.
-    A resumed training goes on with the record in `output_dir`.
+    It costs a forward pass over these sets at each evaluation; random streams are left as found.
+    Rows have one label. A resumed training goes on with the record in `output_dir`.
 
     References:
-        Ghosh et al. 2022, "AdaFocal", figures 1, 2, 4, 5 and 34; Tao et al. 2023, "Dual focal loss", figure 4; Lin et
-        al. 2025, "Uncertainty weighted gradients", figure 5a.
+        Ghosh et al. 2022, "AdaFocal", figures 1, 2, 4, 5 and 34; Tao et al. 2023, "Dual focal
+        loss", figure 4; Lin et al. 2025, "Uncertainty weighted gradients", figure 5a.
     """
 
     def __init__(
@@ -50,24 +52,22 @@ class TrainingTrace(TrainerCallback):
         n_kept_rows: int = 200,
         test_dataset: Any = None,
     ) -> None:
-        self.trainer, self.n_kept_rows = trainer, n_kept_rows
-        known, dataset = trainer.eval_dataset, trainer.train_dataset
-        named = (
-            {f"eval_{name}": rows for name, rows in known.items()}
-            if isinstance(known, dict)
-            else None
-        )
-        self.sets: dict[str, Any] = named or {"eval": known}
+        self.trainer = trainer
+        self.n_kept_rows = n_kept_rows
+        known = trainer.eval_dataset
+        self.sets: dict[str, Any] = {"eval": known}
+        if isinstance(known, dict):
+            self.sets = {f"eval_{name}": rows for name, rows in known.items()}
         # Only these have bins of their own.
         self.evaluated = frozenset(self.sets)
         if test_dataset is not None:
             self.sets["test"] = test_dataset
         self.numbers = {name: np.arange(len(rows)) for name, rows in self.sets.items()}
         if n_training_rows:
-            self.numbers["training"] = _drawn(
-                len(dataset), n_training_rows, trainer.args.seed
-            )
-            self.sets["training"] = Subset(dataset, self.numbers["training"].tolist())
+            dataset = trainer.train_dataset
+            drawn = _drawn(len(dataset), n_training_rows, trainer.args.seed)
+            self.numbers["training"] = drawn
+            self.sets["training"] = Subset(dataset, drawn.tolist())
         self.entries: list[dict[str, Any]] = []
         self.is_recording = False
 
@@ -75,22 +75,16 @@ class TrainingTrace(TrainerCallback):
         self, args: Any, state: Any, control: Any, **kwargs: Any
     ) -> None:
         """Begin a record, or go on with that of a resumed training."""
-        several = self.trainer.calibration_loss.multi_label
-        check(
-            not several,
-            "TrainingTrace to go with one label per row",
-            "several",
-            "leave it out",
-        )
+        one_label = not self.trainer.calibration_loss.multi_label
+        requirement = "TrainingTrace to go with one label per row"
+        check(one_label, requirement, "several", "leave it out")
         file = Path(args.output_dir, FILE)
-        earlier = (
-            json.loads(file.read_text())["entries"]
-            if state.global_step and file.exists()
-            else []
-        )
-        self.entries = [
-            entry for entry in earlier if entry["step"] <= state.global_step
-        ]
+        self.entries = []
+        if state.global_step and file.exists():
+            earlier = json.loads(file.read_text())["entries"]
+            self.entries = [
+                each for each in earlier if each["step"] <= state.global_step
+            ]
         self.loaders = {
             name: self.trainer.get_test_dataloader(rows)
             for name, rows in self.sets.items()
@@ -103,9 +97,8 @@ class TrainingTrace(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the first evaluation at a step."""
-        if not self.is_recording or any(
-            entry["step"] == state.global_step for entry in self.entries
-        ):
+        steps = [entry["step"] for entry in self.entries]
+        if not self.is_recording or state.global_step in steps:
             return
         loss = self.trainer.calibration_loss
         gammas = getattr(loss, "gammas", None)
@@ -113,34 +106,30 @@ class TrainingTrace(TrainerCallback):
         recorded = {}
         # Test and training rows come last, in the bins of the evaluation rows.
         for name, loader in self.loaders.items():
-            found = self._scores(loader)
+            scores = self._scores(loader)
             if name in self.evaluated and gammas is None:
-                edges = _equal_mass_edges(found[:, 0], args.n_bins)
-            kept = _drawn(len(found), self.n_kept_rows, args.seed)
-            # Of tokens, and where some rows have no label, those that have one are counted.
-            numbers = (
-                self.numbers[name]
-                if len(found) == len(self.numbers[name])
-                else np.arange(len(found))
-            )
-            recorded[name] = {
-                "rows": numbers[kept].tolist(),
-                **_summary(found, edges, kept, args.n_bins),
-            }
+                edges = _equal_mass_edges(scores[:, 0], args.n_bins)
+            kept = _drawn(len(scores), self.n_kept_rows, args.seed)
+            numbers = self.numbers[name]
+            if len(scores) != len(numbers):
+                # Of tokens, and where some rows have no label, those that have one are counted.
+                numbers = np.arange(len(scores))
+            summary = _summary(scores, edges, kept, args.n_bins)
+            recorded[name] = {"rows": numbers[kept].tolist(), **summary}
         entry = {"step": state.global_step, "epoch": state.epoch, "sets": recorded}
         if gammas is not None:
             entry["gammas"] = gammas.tolist()
         self.entries.append(entry)
         if state.is_world_process_zero:
+            text = json.dumps({"loss": loss.name, "entries": self.entries})
             with whole_file(Path(args.output_dir, FILE)) as unfinished:
-                unfinished.write_text(
-                    json.dumps({"loss": loss.name, "entries": self.entries}) + "\n"
-                )
+                unfinished.write_text(text + "\n")
 
     @torch.no_grad()
     def _scores(self, loader: Any) -> FloatArray:
         """(N, 5) of each row with a label: confidence, whether it is right, label, rival, largest logit."""
-        trainer, parts = self.trainer, []
+        trainer = self.trainer
+        parts = []
         modes = [(module, module.training) for module in trainer.model.modules()]
         with torch.random.fork_rng():
             trainer.model.eval()
@@ -162,14 +151,11 @@ def _row_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     of_label = log_p.gather(1, labels.clamp_min(0).unsqueeze(1))
     rival = log_p.masked_fill(log_p >= of_label, -torch.inf).amax(dim=1)
     correct = (logits.argmax(dim=1) == labels).float()
-    columns = [
-        log_p.amax(dim=1).exp(),
-        correct,
-        of_label.squeeze(1).exp(),
-        rival.exp(),
-        logits.amax(dim=1),
-    ]
-    return torch.stack(columns, dim=1).masked_fill((labels < 0).unsqueeze(1), torch.nan)
+    confidence = log_p.amax(dim=1).exp()
+    p = of_label.squeeze(1).exp()
+    columns = [confidence, correct, p, rival.exp(), logits.amax(dim=1)]
+    has_no_label = (labels < 0).unsqueeze(1)
+    return torch.stack(columns, dim=1).masked_fill(has_no_label, torch.nan)
 
 
 def _drawn(n: int, at_most: int, seed: int) -> NDArray[np.int64]:
@@ -184,36 +170,42 @@ def _equal_mass_edges(confidences: FloatArray, n_bins: int) -> FloatArray:
     return np.interp(ranks, np.arange(len(confidences)), np.sort(confidences))
 
 
+def _ece(confidence: FloatArray, correct: FloatArray, edges: FloatArray) -> float:
+    """Of bins (low, high]; as in the papers' code, the smallest confidence is in none of equal mass."""
+    bins = np.searchsorted(edges, confidence, side="left")
+    gaps = np.bincount(bins, confidence - correct)
+    return float(np.abs(gaps[1:]).sum() / len(confidence))
+
+
 def _summary(
     scores: FloatArray, edges: FloatArray, kept: NDArray[np.int64], n_bins: int
 ) -> dict[str, Any]:
     """The fields of a `TracedSet` at one evaluation."""
     confidence, correct, of_label, rival, max_logit = scores.T
-
-    def ece(edges: FloatArray) -> float:
-        """Of bins (low, high]; as in the papers' code, the smallest confidence is in none of equal mass."""
-        bins = np.searchsorted(edges, confidence, side="left")
-        return abs(np.bincount(bins, confidence - correct)[1:]).sum() / len(scores)
-
-    def mean_by_bin(values: FloatArray, bins: NDArray[Any]) -> FloatArray:
-        with np.errstate(invalid="ignore"):  # a mean of an empty bin is NaN
-            return np.bincount(bins, values, n) / np.bincount(bins, minlength=n)
-
     # (low, high] for predictions and [low, high) for labels, as AdaFocal has them.
     n = len(edges) - 1
     bins = np.searchsorted(edges[1:-1], confidence, side="left")
     label_bins = np.searchsorted(edges[1:-1], of_label, side="right")
+    counts = np.bincount(bins, minlength=n)
+    label_counts = np.bincount(label_bins, minlength=n)
+    equal_width = np.linspace(0, 1, n_bins + 1)
+    equal_mass = _equal_mass_edges(confidence, n_bins)
+    with np.errstate(invalid="ignore"):
+        # A mean of an empty bin is NaN.
+        bin_confidence = np.bincount(bins, confidence, n) / counts
+        bin_accuracy = np.bincount(bins, correct, n) / counts
+        label_probability = np.bincount(label_bins, of_label, n) / label_counts
     found = {
         "n": len(scores),
         "accuracy": correct.mean(),
-        "ece": ece(np.linspace(0, 1, n_bins + 1)),
-        "adaptive_ece": ece(_equal_mass_edges(confidence, n_bins)),
+        "ece": _ece(confidence, correct, equal_width),
+        "adaptive_ece": _ece(confidence, correct, equal_mass),
         "edges": edges,
-        "counts": np.bincount(bins, minlength=n),
-        "bin_confidence": mean_by_bin(confidence, bins),
-        "bin_accuracy": mean_by_bin(correct, bins),
-        "label_counts": np.bincount(label_bins, minlength=n),
-        "label_probability": mean_by_bin(of_label, label_bins),
+        "counts": counts,
+        "bin_confidence": bin_confidence,
+        "bin_accuracy": bin_accuracy,
+        "label_counts": label_counts,
+        "label_probability": label_probability,
         "row_confidence": confidence[kept],
         "row_correct": correct[kept],
         "row_label_probability": of_label[kept],
@@ -226,13 +218,23 @@ def _summary(
 class TracedSet(SimpleNamespace):
     """One set of rows at T evaluations: M bins of its predictions, and R rows followed one by one, as arrays.
 
-    `steps`, `epochs`, `n`, `accuracy`, `ece` (of equal-width bins) and `adaptive_ece` are (T,). `edges` (T, M + 1) are
-    the evaluation set's, also where this is the training or the test set. (T, M) are, by the confidence, `counts`,
-    `bin_confidence` (AdaFocal's C_val) and `bin_accuracy` (A_val), and by the label's probability `label_counts` and
-    its mean `label_probability` (C_train where this is the training set); a mean of an empty bin is NaN. Of the `rows`
-    (R,) followed, (T, R) are `row_confidence`, `row_correct`, `row_label_probability`, `row_rival_probability` (the
+    `steps`, `epochs`, `n`, `accuracy`, `ece` (of equal-width bins) and `adaptive_ece` are (T,).
+    `edges` (T, M + 1) are the evaluation set's, also where this is the training or the test set.
+    (T, M) are, by the confidence, `counts`, `bin_confidence` (AdaFocal's C_val) and `bin_accuracy`
+    (A_val), and by the label's probability `label_counts` and its mean `label_probability` (C_train
+    where this is the training set); a mean of an empty bin is NaN. Of the `rows` (R,) followed, (T,
+    R) are `row_confidence`, `row_correct`, `row_label_probability`, `row_rival_probability` (the
     largest below the label's, 0 where there is none) and `row_max_logit`.
     """
+
+    @classmethod
+    def of(cls, evaluations: Sequence[Mapping[str, Any]]) -> TracedSet:
+        fields = {
+            name: np.array([each[name] for each in evaluations], float)
+            for name in evaluations[0]
+        }
+        fields["rows"] = np.array(evaluations[0]["rows"])
+        return cls(**fields)
 
     @property
     def gaps(self) -> FloatArray:
@@ -252,59 +254,45 @@ class Trace:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
         """Read `training_trace.json`, or the one in the folder of a training."""
-        path = Path(path)
-        path = path / FILE if path.is_dir() else path
+        file = Path(path)
+        if file.is_dir():
+            file = file / FILE
+        requirement = f"{file} to be a file of TrainingTrace"
         way_out = "train with trainer.add_callback(TrainingTrace(trainer))"
-        check(
-            path.is_file(),
-            f"{path} to be a file of TrainingTrace",
-            "no such file",
-            way_out,
-        )
-        saved = json.loads(path.read_text())
-        entries = saved["entries"]
+        check(file.is_file(), requirement, "no such file", way_out)
+        saved = json.loads(file.read_text())
         found: dict[str, list[dict[str, Any]]] = {}
-        for entry in entries:
+        steps = []
+        gammas = []
+        for entry in saved["entries"]:
+            when = {"steps": entry["step"], "epochs": entry["epoch"]}
             for name, fields in entry["sets"].items():
-                when = {"steps": entry["step"], "epochs": entry["epoch"]}
                 found.setdefault(name, []).append(when | fields)
-        sets = {}
-        for name, traced in found.items():
-            arrays = {
-                key: np.array([each[key] for each in traced], float)
-                for key in traced[0]
-            }
-            sets[name] = TracedSet(**(arrays | {"rows": np.array(traced[0]["rows"])}))
-        tables = {
-            entry["step"]: entry["gammas"] for entry in entries if "gammas" in entry
-        }
-        gammas = np.array(list(tables.values())) if tables else np.empty((0, 0))
-        return cls(saved["loss"], sets, np.array(list(tables), float), gammas)
+            if "gammas" in entry:
+                steps.append(entry["step"])
+                gammas.append(entry["gammas"])
+        sets = {name: TracedSet.of(evaluations) for name, evaluations in found.items()}
+        table = np.array(gammas) if gammas else np.empty((0, 0))
+        return cls(saved["loss"], sets, np.array(steps, float), table)
 
 
-def learned_epoch(
-    epochs: ArrayLike, correct: ArrayLike, *, when: str = "last"
-) -> FloatArray:
-    """The epoch (R,) from which on each row is right until the end, or is right first; infinity if it never is.
+def learned_epoch(epochs: ArrayLike, correct: ArrayLike) -> FloatArray:
+    """The epoch (R,) from which on each row is right until the end; infinity if it is wrong there.
 
-    `epochs` (T,) rise, `correct` is (T, R). Wang et al. 2021, "Rethinking calibration of deep neural networks", whose
-    groups AdaFocal's figure 34 shows.
+    `epochs` (T,) rise, `correct` is (T, R). Wang et al. 2021, "Rethinking calibration of deep
+    neural networks", whose groups AdaFocal's figure 34 shows.
 
-    >>> correct = [[0, 1, 0], [1, 0, 0], [1, 1, 0]]
-    >>> learned_epoch([1, 2, 3], correct), learned_epoch([1, 2, 3], correct, when="first")
-    (array([ 2.,  3., inf]), array([ 2.,  1., inf]))
+    >>> learned_epoch([1, 2, 3], [[0, 1, 0], [1, 0, 0], [1, 1, 0]])
+    array([ 2.,  3., inf])
     """
     at = np.asarray(epochs, float)
     right = np.asarray(correct, float) > 0.5
-    check(
-        when in ("last", "first"), "when to be last or first", repr(when), "see above"
-    )
     fits = len(right) == len(at) and bool((np.diff(at) > 0).all())
     way_out = "pass the evaluations in their order, one row each"
     check(fits, f"{len(right)} epochs that rise", at.tolist(), way_out)
-    if when == "last":
-        right = np.logical_and.accumulate(right[::-1])[::-1]  # from here to the end
-    return np.where(right.any(axis=0), at[right.argmax(axis=0)], np.inf)
+    right_from_here = np.logical_and.accumulate(right[::-1])[::-1]
+    first = right_from_here.argmax(axis=0)
+    return np.where(right_from_here.any(axis=0), at[first], np.inf)
 
 
 def learned_groups(
@@ -322,11 +310,7 @@ def learned_groups(
     never = np.isinf(learned)
     group = np.searchsorted(boundaries, learned, side="left")
     ends = [f"{limit:g}" for limit in boundaries]
-    names = [
-        f"to {ends[0]}",
-        *(f"{low} to {high}" for low, high in pairwise(ends)),
-        f"after {ends[-1]}",
-    ]
-    return {name: (group == k) & ~never for k, name in enumerate(names)} | {
-        "never": never
-    }
+    between = [f"{low} to {high}" for low, high in pairwise(ends)]
+    names = [f"to {ends[0]}", *between, f"after {ends[-1]}"]
+    groups = {name: (group == k) & ~never for k, name in enumerate(names)}
+    return groups | {"never": never}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,9 @@ _GAUSSIAN = (0.04, 0.06, 0.08, 0.09, 0.10)
 def gaussian_noise(dataset: Dataset, *, severity: int = 5, seed: int = 0) -> Dataset:
     """Add Gaussian noise to every pixel, as in CIFAR-10-C; the images have 8 bits a channel.
 
-    The dataset has the column `image`; severity is 1 to 5, that of the papers' tables 5. Hendrycks and Dietterich,
-    Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, 2019, and its code for CIFAR-10.
+    The dataset has the column `image`; severity is 1 to 5, that of the papers' tables 5. Hendrycks
+    and Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations,
+    2019, and its code for CIFAR-10.
 
     >>> grey = Dataset.from_dict({"image": [Pillow.new("RGB", (8, 8), (128, 128, 128))]})
     >>> noisy = np.asarray(gaussian_noise(grey)[0]["image"])
@@ -46,14 +47,12 @@ def gaussian_noise(dataset: Dataset, *, severity: int = 5, seed: int = 0) -> Dat
     check(severity in range(1, 6), requirement, repr(severity), "the papers' is 5")
 
     def corrupt(row: dict[str, Any], number: int) -> dict[str, Any]:
-        pixels = np.asarray(decode_at(row.get("row", f"row {number}"), row["image"]))
+        image = decode_at(row.get("row", f"row {number}"), row["image"])
+        pixels = np.asarray(image) / 255
         rng = np.random.default_rng((seed, number))
-        noisy = pixels / 255 + rng.normal(
-            scale=_GAUSSIAN[severity - 1], size=pixels.shape
-        )
-        return {
-            "image": Pillow.fromarray((np.clip(noisy, 0, 1) * 255).astype(np.uint8))
-        }
+        noise = rng.normal(scale=_GAUSSIAN[severity - 1], size=pixels.shape)
+        noisy = np.clip(pixels + noise, 0, 1) * 255
+        return {"image": Pillow.fromarray(noisy.astype(np.uint8))}
 
     features = dataset.features.copy()
     features["image"] = Image()
@@ -67,71 +66,62 @@ def ten_crops(
 ) -> list[Dataset]:
     """Ten views of each image for a test: its four corners and its centre, and those of its mirror image.
 
-    Images are decoded and resized once, to a square, and kept as `decode_images` keeps them. The places are those of
-    torchvision's `TenCrop`.
+    Images are decoded and resized once, to a square, and kept as `decode_images` keeps them. The
+    places are those of torchvision's `TenCrop`.
 
     Args:
         dataset: with the column `image`, as `choose_columns` returns it.
-        processor: an image processor on the PIL backend; a crop has the size that it gives a whole image.
+        processor: an image processor on the PIL backend; a crop has the size that it gives a whole
+            image.
         size: height and width of the square; usually 256 for crops of 224.
 
     Returns:
-        Ten datasets of the same rows, with `pixel_values` (3, height, width) and, where the dataset has them, `labels`.
+        Ten datasets of the same rows, with `pixel_values` (3, height, width) and, where the dataset
+        has them, `labels`.
 
     >>> images = Dataset.from_dict({"image": [Pillow.new("RGB", (40, 30))]})
     >>> crops = ten_crops(images, ViTImageProcessorPil(size={"height": 28, "width": 28}), 32)
     >>> len(crops), crops[0][0]["pixel_values"].shape
     (10, torch.Size([3, 28, 28]))
     """
-    options: Any = processor  # of which the base class declares nothing
+    # The base class of processors declares no options.
+    options: Any = processor
     first = dataset[0]
-    whole = options(images=decode_at(first.get("row", "row 0"), first["image"]))[
-        "pixel_values"
-    ][0]
-    height, width = np.asarray(whole).shape[1:]
+    image = decode_at(first.get("row", "row 0"), first["image"])
+    (whole,) = options(images=image)["pixel_values"]
+    _, height, width = np.asarray(whole).shape
     side = max(height, width)
     requirement = f"the size of the images for ten crops to be at least the side of a crop, {side}"
     check(size >= side, requirement, size, "256 is usual for 224")
-    square = ViTImageProcessorPil(
-        size={"height": size, "width": size}, resample=options.resample
-    )
+    square_size = {"height": size, "width": size}
+    square = ViTImageProcessorPil(size=square_size, resample=options.resample)
     decoded = decode_images(dataset, square)
-    bottom, right = size - height, size - width
-    places = [
-        (0, 0),
-        (0, right),
-        (bottom, 0),
-        (bottom, right),
-        (round(bottom / 2), round(right / 2)),
-    ]
-    crop = partial(_one_crop, processor=processor)
-    return [
-        decoded.with_transform(
-            partial(
-                crop,
-                rows=slice(y, y + height),
-                columns=slice(x, x + width),
-                mirrored=mirrored,
-            )
-        )
-        for mirrored in (False, True)
-        for y, x in places
-    ]
+    bottom = size - height
+    right = size - width
+    centre = (round(bottom / 2), round(right / 2))
+    crops = []
+    for mirrored in (False, True):
+        for y, x in ((0, 0), (0, right), (bottom, 0), (bottom, right), centre):
+            crop = _Crop(processor, slice(y, y + height), slice(x, x + width), mirrored)
+            crops.append(decoded.with_transform(crop))
+    return crops
 
 
-def _one_crop(
-    batch: Mapping[str, Any],
-    *,
-    processor: BaseImageProcessor,
-    rows: slice,
-    columns: slice,
-    mirrored: bool,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Crop:
     """The same part of each decoded image, or of its mirror image."""
-    images = stacked_pixels(batch)
-    return model_inputs(
-        (images.flip(2) if mirrored else images)[:, rows, columns], processor, batch
-    )
+
+    processor: BaseImageProcessor
+    rows: slice
+    columns: slice
+    mirrored: bool
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        images = stacked_pixels(batch)
+        if self.mirrored:
+            images = images.flip(2)
+        part = images[:, self.rows, self.columns]
+        return model_inputs(part, self.processor, batch)
 
 
 def write_ten_crop_report(
@@ -139,32 +129,28 @@ def write_ten_crop_report(
 ) -> None:
     """Report the mean probability over ten crops of "test", before and after a map that is fitted on "calibration".
 
-    The trainer's map is for the saved model, which sees one view of an image. The mean of several probabilities is less
-    confident, so it has a map of the same method of its own. Called by all processes; the first one prints the metrics
-    and writes the report, or warns where logits are not finite.
+    The trainer's map is for the saved model, which sees one view of an image. The mean of several
+    probabilities is less confident, so it has a map of the same method of its own. Called by all
+    processes; the first one prints the metrics and writes the report, or warns where logits are not
+    finite.
     """
     requirement = "prediction_loss_only to be off for ten crops, whose logits are read"
     check(not trainer.args.prediction_loss_only, requirement, True, "leave it out")
     views = {split: _predict_views(trainer, each) for split, each in crops.items()}
     if not trainer.is_world_process_zero():
         return
-    finite = all(np.isfinite(logits).all() for logits, _ in views.values())
-    with_map = finite and trainer.calibration_map is not None
-    scaler = (
-        clone(trainer.calibration_map).fit(*views["calibration"]) if with_map else None
-    )
-    name = f"{trainer.calibration_loss.name}, mean of ten crops"
-    logits, labels = views["test"]
-    names = (
-        tuple(trainer.class_names[number] for number in sorted(trainer.class_names))
-        or None
-    )
-    test = Predictions(labels, logits=logits, class_names=names, validate=False)
-    report = (
-        report_on(test, name, trainer.calibration_config.n_bins, scaler)
-        if finite
-        else None
-    )
+    are_finite = all(np.isfinite(logits).all() for logits, _ in views.values())
+    report = None
+    scaler = None
+    if are_finite:
+        if trainer.calibration_map is not None:
+            scaler = clone(trainer.calibration_map).fit(*views["calibration"])
+        logits, labels = views["test"]
+        numbers = sorted(trainer.class_names)
+        names = tuple(trainer.class_names[number] for number in numbers) or None
+        test = Predictions(labels, logits=logits, class_names=names, validate=False)
+        name = f"{trainer.calibration_loss.name}, mean of ten crops"
+        report = report_on(test, name, trainer.calibration_config.n_bins, scaler)
     if report is None:
         why = "some of the model's logits are NaN or infinite on them, or several labels per row are soft"
         way_out = "Train with a smaller learning rate, or in higher precision."
@@ -183,9 +169,7 @@ def _predict_views(
     """Logits (N, C) of the mean probabilities over views of the same rows, and the labels; called by all processes."""
     outputs = [trainer.predict(view) for view in views]
     labels = np.asarray(outputs[0].label_ids)
-    logits = np.stack(
-        [np.asarray(output.predictions, np.float64) for output in outputs]
-    )
+    logits = np.stack([output.predictions for output in outputs], dtype=np.float64)
     return logits_of_mean(logits, multi_label=labels.ndim == 2), labels
 
 
@@ -199,7 +183,7 @@ def logits_of_mean(
     array([[0.7, 0.3]])
     """
     if multi_label:
-        return logsumexp(log_expit(logits), axis=0) - logsumexp(
-            log_expit(-logits), axis=0
-        )
+        log_p = logsumexp(log_expit(logits), axis=0)
+        log_one_minus_p = logsumexp(log_expit(-logits), axis=0)
+        return log_p - log_one_minus_p
     return logsumexp(log_softmax(logits, axis=-1), axis=0) - np.log(len(logits))

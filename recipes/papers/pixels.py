@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from datasets import Dataset, Features, Value
+import torch.nn.functional as F
+from datasets import Dataset, Value
 from torch import Tensor
 from transformers import BaseImageProcessor
 
@@ -21,20 +23,20 @@ _CROPS = ("none", "pad")
 def decode_images(dataset: Dataset, processor: BaseImageProcessor) -> Dataset:
     """Decode and resize each image once, and keep it as 8-bit pixels in the cache of `datasets`, on disk.
 
-    For small images, of which decoding takes longer than anything else: 3 x height x width bytes an image. An image
-    that cannot be read is found here, before a training.
+    For small images, of which decoding takes longer than anything else: 3 x height x width bytes an
+    image. An image that cannot be read is found here, before a training.
 
     Args:
         dataset: with the column `image`, as `choose_columns` returns it.
         processor: an image processor on the PIL backend, for its size.
 
     Returns:
-        The dataset with `pixels` (bytes, height x width x 3), `height` and `width` in place of `image`, for
-        `PixelTransform`.
+        The dataset with `pixels` (bytes, height x width x 3), `height` and `width` in place of
+        `image`, for `PixelTransform`.
 
     Raises:
-        ValueError: if an image cannot be read, has more than 8 bits a channel, or another size than the first after
-            the processor; the message names its row.
+        ValueError: if an image cannot be read, has more than 8 bits a channel, or another size than
+            the first after the processor; the message names its row.
 
     >>> from PIL import Image
     >>> from transformers import ViTImageProcessorPil
@@ -43,57 +45,39 @@ def decode_images(dataset: Dataset, processor: BaseImageProcessor) -> Dataset:
     >>> len(decoded[0]["pixels"]), decoded[0]["label"]
     (48, 1)
     """
-    features = Features(
-        {name: feature for name, feature in dataset.features.items() if name != "image"}
-        | {"pixels": Value("binary"), "height": Value("int32"), "width": Value("int32")}
-    )
+    features = dataset.features.copy()
+    del features["image"]
+    features["pixels"] = Value("binary")
+    features["height"] = Value("int32")
+    features["width"] = Value("int32")
+    unscaled = partial(processor, do_rescale=False, do_normalize=False)
 
-    def decode_rows(
-        batch: dict[str, list[Any]], rows: list[int]
-    ) -> dict[str, list[Any]]:
-        places = batch.get("row", [f"row {row}" for row in rows])
-        images = [
-            decode_at(place, stored)
-            for place, stored in zip(places, batch["image"], strict=True)
-        ]
-        arrays = [
-            np.asarray(
-                processor(images=image, do_rescale=False, do_normalize=False)[
-                    "pixel_values"
-                ][0]
-            )
-            for image in images
-        ]
-        arrays = [
-            np.ascontiguousarray(array.transpose(1, 2, 0), dtype=np.uint8)
-            for array in arrays
-        ]
-        return {
-            "pixels": [array.tobytes() for array in arrays],
-            "height": [len(array) for array in arrays],
-            "width": [array.shape[1] for array in arrays],
-        }
+    def decode(row: dict[str, Any], number: int) -> dict[str, Any]:
+        image = decode_at(row.get("row", f"row {number}"), row["image"])
+        (values,) = unscaled(images=image)["pixel_values"]
+        channels_last = np.asarray(values).transpose(1, 2, 0)
+        pixels = np.ascontiguousarray(channels_last, dtype=np.uint8)
+        height, width, _ = pixels.shape
+        return {"pixels": pixels.tobytes(), "height": height, "width": width}
 
     decoded = dataset.map(
-        decode_rows,
+        decode,
         with_indices=True,
-        batched=True,
-        batch_size=256,
         remove_columns="image",
         features=features,
         desc="Decoding images",
     )
-    sizes = np.stack(
-        [decoded.data.column(name).to_numpy() for name in ("height", "width")], axis=1
-    )
-    others = np.flatnonzero((sizes != sizes[0]).any(axis=1))
+    heights = np.asarray(decoded["height"][:])
+    widths = np.asarray(decoded["width"][:])
+    others = np.flatnonzero((heights != heights[0]) | (widths != widths[0]))
     if len(others):
-        height, width = sizes[others[0]]
-        got = f"{width} x {height} in row {others[0]}, {sizes[0][1]} x {sizes[0][0]} in row 0"
+        other = others[0]
+        size = f"{widths[other]} x {heights[other]} in row {other}"
+        first = f"{widths[0]} x {heights[0]} in row 0"
         way_out = "set the processor's size, or do_center_crop=True"
-        raise InputValueError(
-            expected("images", "have one size after the processor", got, way_out)
-        )
+        requirement = "have one size after the processor"
+        message = expected("images", requirement, f"{size}, {first}", way_out)
+        raise InputValueError(message)
     return decoded
 
 
@@ -111,8 +95,8 @@ class PixelTransform:
         ValueError: if `crop` is unknown; when called, if the dataset is not one of `decode_images`.
 
     Notes:
-        It draws from torch's global generator, so that the Trainer's seed and the seeds that a DataLoader gives its
-        workers make training reproducible (for one number of workers).
+        It draws from torch's global generator, so that the Trainer's seed and the seeds that a
+        DataLoader gives its workers make training reproducible (for one number of workers).
 
     >>> from transformers import ViTImageProcessorPil
     >>> transform = PixelTransform(ViTImageProcessorPil(), crop="pad", flip=True)
@@ -146,52 +130,45 @@ class PixelTransform:
 def stacked_pixels(batch: Mapping[str, Any]) -> Tensor:
     """(N, height, width, 3) uint8."""
     if "pixels" not in batch:
-        got, way_out = ", ".join(batch) or "no column", "call decode_images first"
+        got = ", ".join(batch) or "no column"
+        way_out = "call decode_images first"
         raise InputValueError(
             expected("the dataset", "have the column pixels", got, way_out)
         )
     shape = (len(batch["pixels"]), batch["height"][0], batch["width"][0], 3)
-    return torch.frombuffer(bytearray().join(batch["pixels"]), dtype=torch.uint8).view(
-        shape
-    )
+    # A copy of the bytes, because torch writes to the memory that it reads.
+    joined = bytearray().join(batch["pixels"])
+    return torch.frombuffer(joined, dtype=torch.uint8).view(shape)
 
 
 def model_inputs(
     images: Tensor, processor: Any, batch: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The model's inputs: normalised images, and the labels of the batch."""
-    values = images.permute(0, 3, 1, 2).to(
-        torch.float32, memory_format=torch.contiguous_format
-    )
+    channels_first = images.permute(0, 3, 1, 2)
+    values = channels_first.to(torch.float32, memory_format=torch.contiguous_format)
     if processor.do_rescale:
         values *= processor.rescale_factor
     if processor.do_normalize:
-        mean, std = (
-            torch.tensor(each)[:, None, None]
-            for each in (processor.image_mean, processor.image_std)
-        )
+        mean = torch.tensor(processor.image_mean)[:, None, None]
+        std = torch.tensor(processor.image_std)[:, None, None]
         values = values.sub_(mean).div_(std)
-    return {
-        "pixel_values": values,
-        **({"labels": batch["label"]} if "label" in batch else {}),
-    }
+    inputs = {"pixel_values": values}
+    if "label" in batch:
+        inputs["labels"] = batch["label"]
+    return inputs
 
 
 def _shifted(images: Tensor, padding: int | None) -> Tensor:
     """(N, height, width, 3), each cut at random from the image with a black border."""
     n, height, width, _ = images.shape
-
-    def drawn(size: int) -> Tensor:
-        beside = border(size, padding)
-        return torch.randint(2 * beside + 1, (n, 1)) - beside + torch.arange(size)
-
-    rows, columns = drawn(height), drawn(width)
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & (
-        (columns >= 0) & (columns < width)
-    )[:, None, :]
-    picked = images[
-        torch.arange(n)[:, None, None],
-        rows.clamp(0, height - 1)[:, :, None],
-        columns.clamp(0, width - 1)[:, None, :],
-    ]
-    return picked * inside.unsqueeze(-1)
+    above = border(height, padding)
+    beside = border(width, padding)
+    black = F.pad(images, (0, 0, beside, beside, above, above))
+    # (N, 1) places of the corner, and from there (N, height) rows and (N, width) columns.
+    top = torch.randint(2 * above + 1, (n, 1))
+    left = torch.randint(2 * beside + 1, (n, 1))
+    rows = top + torch.arange(height)
+    columns = left + torch.arange(width)
+    numbers = torch.arange(n)
+    return black[numbers[:, None, None], rows[:, :, None], columns[:, None, :]]

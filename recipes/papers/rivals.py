@@ -14,9 +14,10 @@ def batch_rival_loss(
     $$L = -\frac{1}{N} \sum_i (1 - p_{i, y_i} + Q)^\gamma \log p_{i, y_i}, \qquad
     Q = \frac{1}{N} \sum_i \sum_{k=1}^{n} q_{i, k}$$
 
-    with $q_{i, k}$ the probability of the k-th class below the label of row i, and 0 if there is none. The paper calls
-    this a mean of the rivals; in the code the mean is over the rows, and the rivals of a row are added up. The rivals
-    "mean2", "mean3" and "mean_all" of `hf_calib.losses.dual_focal` are means over the rivals of each row instead.
+    with $q_{i, k}$ the probability of the k-th class below the label of row i, and 0 if there is
+    none. The paper calls this a mean of the rivals; in the code the mean is over the rows, and the
+    rivals of a row are added up. The rivals "mean2", "mean3" and "mean_all" of
+    `hf_calib.losses.dual_focal` are means over the rivals of each row instead.
 
     Args:
         logits: (N, C) float.
@@ -25,8 +26,9 @@ def batch_rival_loss(
         n_rivals: n, or None for all classes below the label.
 
     References:
-        Tao et al. 2023, "Dual focal loss for calibration", Table 4; github.com/Linwei94/ICML2023-DualFocalLoss at
-        cb1ea6d, `Losses/dual_focal_loss_ablation.py`, whose ablations 5, 6 and 4 have 2, 3 and 9 rivals.
+        Tao et al. 2023, "Dual focal loss for calibration", Table 4;
+        github.com/Linwei94/ICML2023-DualFocalLoss at cb1ea6d, `Losses/dual_focal_loss_ablation.py`,
+        whose ablations 5, 6 and 4 have 2, 3 and 9 rivals.
 
     >>> logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 3.0]])
     >>> batch_rival_loss(logits, torch.tensor([0, 2]), gamma=2.0, n_rivals=2)

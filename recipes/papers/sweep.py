@@ -16,8 +16,9 @@ def ece_sweep(
 ) -> float:
     r"""Expected calibration error with the largest number of equal-mass bins whose accuracies do not decrease.
 
-    Few bins hide errors and many bins measure noise. The number of bins grows until a more confident bin has a lower
-    accuracy. The value depends on the order of equal confidences at a cut.
+    Few bins hide errors and many bins measure noise. The number of bins grows until a more
+    confident bin has a lower accuracy. The value depends on the order of equal confidences at a
+    cut.
 
     $$M^* = \max \{ M < N : A_1 \le A_2 \le \ldots \le A_{M'} \text{ for all } M' \le M \}$$
 

@@ -20,35 +20,28 @@ def train_word_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Build a tokenizer of the most frequent words, for the global-pooling CNN.
 
-    Texts are lower-cased and split into runs of letters, digits and underscores; everything between them
-    is dropped. Words outside the vocabulary become `[UNK]`.
+    Texts are lower-cased and split into runs of letters, digits and underscores; everything between
+    them is dropped. Words outside the vocabulary become `[UNK]`.
 
     Args:
         texts: the training texts, and only these.
         vocab_size: at least 3; `[PAD]` (id 0) and `[UNK]` (id 1) count.
-        max_length: `truncation=True` keeps this many words, the last ones: as the papers' code does.
+        max_length: `truncation=True` keeps this many words, the last ones: as the papers' code
+            does.
 
     >>> tokenizer = train_word_tokenizer(["The cat sat.", "The dog!"], vocab_size=10)
     >>> tokenizer.tokenize("The bird, the dog")
     ['the', '[UNK]', 'the', 'dog']
     """
-    check(
-        not isinstance(texts, str),
-        "texts to be a collection of texts",
-        "one str",
-        "pass [text]",
-    )
-    check(
-        vocab_size >= 3,
-        "vocab_size to be at least 3",
-        vocab_size,
-        "the default is 20000",
-    )
+    are_several = not isinstance(texts, str)
+    check(are_several, "texts to be a collection of texts", "one str", "pass [text]")
+    way_out = "the default is 20000"
+    check(vocab_size >= 3, "vocab_size to be at least 3", vocab_size, way_out)
     tokenizer = Tokenizer(models.WordLevel(unk_token=_UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(
-        Regex(r"\w+"), behavior="removed", invert=True
-    )
+    words = Regex(r"\w+")
+    between = pre_tokenizers.Split(words, behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = between
     special = [_PAD, _UNKNOWN]
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size, special_tokens=special, show_progress=False
@@ -72,18 +65,17 @@ def load_glove(
     """Read the vectors of a tokenizer's words from a GloVe text file, such as glove.6B.100d.txt.
 
     Returns:
-        The vectors (vocab_size, D) float32 for the CNN's `set_word_vectors`, zero for words that are not in the file,
-        and the coverage: the fraction of the vocabulary, without special tokens, that was found.
+        The vectors (vocab_size, D) float32 for the CNN's `set_word_vectors`, zero for words that
+        are not in the file, and the coverage: the fraction of the vocabulary, without special
+        tokens, that was found.
 
     References:
         Pennington, Socher, Manning, GloVe: Global Vectors for Word Representation, 2014.
     """
-    special = set(tokenizer.all_special_tokens)
-    wanted = {
-        word.encode(): i
-        for word, i in tokenizer.get_vocab().items()
-        if word not in special
-    }
+    vocabulary = tokenizer.get_vocab()
+    for special in tokenizer.all_special_tokens:
+        vocabulary.pop(special, None)
+    wanted = {word.encode(): i for word, i in vocabulary.items()}
     found: dict[int, np.ndarray] = {}
     size = 0
     with open(path, "rb") as file:

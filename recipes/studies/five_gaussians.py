@@ -2,121 +2,97 @@
 
     python recipes/studies/five_gaussians.py
 
-A small network is trained with cross entropy on 5 x 10,000 points of five Gaussians in the plane, whose class
-probabilities are known. On new points, the weight of each loss is correlated with the distance of the prediction from
-the true probability. This follows Lin et al. 2025, "Uncertainty weighted gradients for model calibration", section 4.3,
-which reports .550 (focal), .638 (dual focal) and .664 (generalised Brier) over 5 runs. A second row uses the error of
-the authors' notebook (evaluate1.ipynb): the posterior minus the prediction, with its sign, at the label that was drawn.
+A small network is trained with cross entropy on 5 x 10,000 points of five Gaussians in the plane,
+whose class probabilities are known. On new points, the weight of each loss is correlated with the
+distance of the prediction from the true probability. This follows Lin et al. 2025, "Uncertainty
+weighted gradients for model calibration", section 4.3, which reports .550 (focal), .638 (dual
+focal) and .664 (generalised Brier) over 5 runs. A second row uses the error of the authors'
+notebook (evaluate1.ipynb): the posterior minus the prediction, with its sign, at the label that was
+drawn.
 
 40 runs take about a minute on one core. `--seeds 0 1 2 3 4` runs as many as the paper.
 """
 
-import argparse
-import time
-
 import numpy as np
 import torch
-from matplotlib.figure import Figure
-from options import check_seeds, count, output_folder
+from matplotlib.lines import Line2D
+from options import count, parse, study_parser
 from papers.gradients import uncertainty_weights
-from papers.toys import gaussian_posteriors
-from records import in_words, mean_interval, write_record
-from torch import nn
+from papers.toys import gaussian_posteriors, perceptron, train_with_adam
+from records import in_words, mean_interval, print_table, write_study
 
 from hf_calib.losses import make_loss
-from hf_calib.plots import save_figure
+from hf_calib.plots.style import BLUE, VERMILION, drawing, plain_axes
 
 PAPER = {"focal": 0.550, "dual focal": 0.638, "generalised Brier": 0.664}
 GAMMAS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 NORMS = (1.0, 1.5, 2.0, 3.0, 8.0)
 READINGS = ("drawn label", "predicted label", "drawn label, signed error")
-CLASSES, HIDDEN = 5, 64
-BATCH_SIZE, LEARNING_RATE = 128, 1e-3
+CLASSES = 5
+NETWORK = {"hidden": 64, "batch_size": 128, "learning_rate": 1e-3}
 
-parser = argparse.ArgumentParser(
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-)
-parser.add_argument("--output", type=output_folder, default="outputs/studies")
-parser.add_argument(
-    "--seeds",
-    type=int,
-    nargs="+",
-    default=list(range(40)),
-    help="A run each; at least two.",
-)
-parser.add_argument(
-    "--train_points", type=count, default=10_000, help="Of each Gaussian."
-)
-parser.add_argument(
-    "--test_points",
-    type=count,
-    default=1_000,
-    help="Of each Gaussian; twice: to choose and to report.",
-)
+parser = study_parser(__doc__, seeds=range(40))
+of_each = "Of each Gaussian."
+parser.add_argument("--train_points", type=count, default=10_000, help=of_each)
+of_each += " Twice: to choose and to report."
+parser.add_argument("--test_points", type=count, default=1_000, help=of_each)
 parser.add_argument("--epochs", type=count, default=5)
-args = parser.parse_args()
-check_seeds(parser, args.seeds, at_least=2)
-start = time.perf_counter()
+args = parse(parser, fewest_seeds=2)
 
 
 def draw(means, points, rng):
     labels = np.repeat(np.arange(CLASSES), points)
-    return (means[labels] + rng.normal(size=(len(labels), 2))).astype(
-        np.float32
-    ), labels
+    noise = rng.normal(size=(len(labels), 2))
+    return (means[labels] + noise).astype(np.float32), labels
 
 
 def train(points, labels):
     """The paper's "two layer CNN" is two linear layers on points of the plane."""
-    network = nn.Sequential(nn.Linear(2, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
-    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
-    loss, points, labels = (
+    network = perceptron(2, NETWORK["hidden"], CLASSES)
+    train_with_adam(
+        network,
         make_loss("cross_entropy"),
         torch.from_numpy(points),
         torch.from_numpy(labels),
+        epochs=args.epochs,
+        batch_size=NETWORK["batch_size"],
+        learning_rate=NETWORK["learning_rate"],
     )
-    for _ in range(args.epochs):
-        for batch in torch.randperm(len(labels)).split(BATCH_SIZE):
-            optimizer.zero_grad()
-            loss(network(points[batch]), labels[batch]).backward()
-            optimizer.step()
     return network
 
 
 def correlations(probs, labels, error):
     """{weight: {hyperparameters: Pearson's correlation with the true error}}."""
 
-    def of(loss, **hyperparameters):  # all weights are a base to the power of gamma
-        base = uncertainty_weights(
-            make_loss(loss, gamma=1.0, **hyperparameters), probs, labels
-        )
-        return {gamma: np.corrcoef(base**gamma, error)[0, 1] for gamma in GAMMAS}
+    def of_powers(base, further=""):
+        """All weights are a base to the power of gamma."""
+        powers = {f"gamma {gamma:g}{further}": base**gamma for gamma in GAMMAS}
+        return {name: np.corrcoef(u, error)[0, 1] for name, u in powers.items()}
 
-    brier = {norm: of("bsce", norm=norm) for norm in NORMS}
+    def base(loss, **hyperparameters):
+        of_gamma_1 = make_loss(loss, gamma=1.0, **hyperparameters)
+        return uncertainty_weights(of_gamma_1, probs, labels)
+
+    all_norms = {}
+    for norm in NORMS:
+        all_norms |= of_powers(base("bsce", norm=norm), f", norm {norm:g}")
+    # Eq. 11 sums the powers over the classes.
     distance = np.abs(probs - np.eye(CLASSES)[labels])
     printed = {
-        gamma: np.corrcoef((distance**gamma).sum(axis=1), error)[0, 1]
+        f"gamma {gamma:g}": np.corrcoef((distance**gamma).sum(axis=1), error)[0, 1]
         for gamma in GAMMAS
     }
-    lead = distance[np.arange(len(labels)), labels] + np.sort(probs, axis=1)[:, -2]
-    second = {gamma: np.corrcoef(lead**gamma, error)[0, 1] for gamma in GAMMAS}
+    of_label = distance[np.arange(len(labels)), labels]
+    second_largest = np.sort(probs, axis=1)[:, -2]
     return {
-        "focal": {f"gamma {g:g}": r for g, r in of("focal").items()},
-        "dual focal": {f"gamma {g:g}": r for g, r in of("dual_focal").items()},
-        "generalised Brier": {
-            f"gamma {g:g}, norm {norm:g}": r
-            for norm in NORMS
-            for g, r in brier[norm].items()
-        },
-        "generalised Brier, norm 2": {f"gamma {g:g}": r for g, r in brier[2.0].items()},
-        "generalised Brier, Eq. 11 as printed": {
-            f"gamma {g:g}": r for g, r in printed.items()
-        },
-        "dual focal by the second largest probability": {
-            f"gamma {g:g}": r for g, r in second.items()
-        },
+        "focal": of_powers(base("focal")),
+        "dual focal": of_powers(base("dual_focal")),
+        "generalised Brier": all_norms,
+        "generalised Brier, norm 2": of_powers(base("bsce", norm=2.0)),
+        "generalised Brier, Eq. 11 as printed": printed,
+        "dual focal by the second largest probability": of_powers(
+            of_label + second_largest
+        ),
     }
 
 
@@ -131,22 +107,20 @@ for seed in args.seeds:
     for role in ("chosen on", "reported on"):
         points, labels = draw(means, args.test_points, rng)
         with torch.no_grad():
-            probs = torch.softmax(
-                network(torch.from_numpy(points)).double(), dim=1
-            ).numpy()
+            logits = network(torch.from_numpy(points)).double()
+        probs = logits.softmax(dim=1).numpy()
+        predicted = probs.argmax(axis=1)
         truth = gaussian_posteriors(points, means)
         error = np.linalg.norm(probs - truth, axis=1)
         signed = (truth - probs)[np.arange(len(labels)), labels]
         run[role] = {
             "drawn label": correlations(probs, labels, error),
-            "predicted label": correlations(probs, probs.argmax(axis=1), error),
+            "predicted label": correlations(probs, predicted, error),
             "drawn label, signed error": correlations(probs, labels, signed),
         }
-    run |= {
-        "accuracy": (probs.argmax(axis=1) == labels).mean(),
-        "best accuracy": truth.max(axis=1).mean(),
-    }
-    run |= {"true calibration error": error.mean()}
+    run["accuracy"] = (predicted == labels).mean()
+    run["best accuracy"] = truth.max(axis=1).mean()
+    run["true calibration error"] = error.mean()
     runs.append(run)
     print(
         f"seed {seed}: accuracy {run['accuracy']:.3f}, true calibration error {error.mean():.4f}",
@@ -159,20 +133,18 @@ def at_most_1(interval):
     return interval._replace(high=min(interval.high, 1.0))
 
 
-# One setting for all runs, of the highest mean correlation on the points to choose on; then other points.
 def summary(runs, reading):
-    columns, chosen = {}, {}
+    """One setting for all runs, of the highest mean correlation on the points to choose on; then other points."""
+    chosen = {}
+    columns = {}
     for weight, grid in runs[0]["chosen on"][reading].items():
-        mean = {
-            setting: np.mean(
-                [run["chosen on"][reading][weight][setting] for run in runs]
-            )
-            for setting in grid
-        }
+
+        def of_runs(role, setting, weight=weight):
+            return np.array([run[role][reading][weight][setting] for run in runs])
+
+        mean = {setting: of_runs("chosen on", setting).mean() for setting in grid}
         chosen[weight] = max(mean, key=mean.get)
-        columns[weight] = np.array(
-            [run["reported on"][reading][weight][chosen[weight]] for run in runs]
-        )
+        columns[weight] = of_runs("reported on", chosen[weight])
     brier = columns["generalised Brier"]
     return {
         weight: {
@@ -186,103 +158,67 @@ def summary(runs, reading):
     }
 
 
-found = {
-    f"{reading}, {'all' if len(part) == len(runs) else 'first 5'} runs": summary(
-        part, reading
-    )
-    for reading in READINGS
-    for part in ([runs, runs[:5]] if len(runs) > 5 else [runs])
-}
+parts = {"all": runs}
+if len(runs) > 5:
+    parts["first 5"] = runs[:5]
+found = {}
+for reading in READINGS:
+    for part, some_runs in parts.items():
+        found[f"{reading}, {part} runs"] = summary(some_runs, reading)
 main = found["drawn label, all runs"]
 order = sorted(PAPER, key=lambda weight: main[weight]["correlation"]["value"])
 
 # Figure: the runs, their mean with its interval, and the paper's numbers.
-figure = Figure(figsize=(9, 3.2), layout="constrained")
-panels = figure.subplots(1, len(READINGS), sharey=True)
-for axes, reading in zip(panels, READINGS, strict=True):
-    rows = found[f"{reading}, all runs"]
-    for place, weight in enumerate(PAPER):
-        values = np.array(rows[weight]["by run"])
-        spread = np.linspace(-0.22, 0.22, len(values))
-        axes.plot(
-            place + spread, values, "o", markersize=2.5, color="#A6A6A6", label="runs"
-        )
-        mean, low, high = rows[weight]["correlation"].values()
-        reach = [[mean - low], [high - mean]]
-        axes.errorbar(
-            place,
-            mean,
-            reach,
-            fmt="s",
-            markersize=5,
-            color="#0072B2",
-            capsize=5,
-            label="mean, 95% interval",
-        )
-        axes.plot(
-            place,
-            PAPER[weight],
-            "D",
-            markersize=6,
-            mfc="white",
-            mec="#D55E00",
-            mew=1.6,
-            label="paper",
-        )
-    axes.set_xticks(range(3), ["focal", "dual focal", "generalised\nBrier"], fontsize=8)
-    axes.set(xlim=(-0.5, 2.5), ylim=(0, 1))
-    axes.set_title(f"weight at the {reading}", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
-panels[0].set_ylabel("correlation with the true error", fontsize=8)
-handles, names = panels[0].get_legend_handles_labels()
-legend = dict(zip(names, handles, strict=True))  # of the three columns of a panel
-figure.legend(
-    legend.values(),
-    legend,
-    loc="outside lower center",
-    ncols=3,
-    fontsize=8,
-    frameon=False,
-)
+LOOKS = {
+    "runs": {"marker": "o", "markersize": 2.5, "color": "#A6A6A6"},
+    "mean, 95% interval": {"marker": "s", "markersize": 5, "color": BLUE},
+    "paper": {"marker": "D", "markersize": 6, "mfc": "white", "color": VERMILION},
+}
+for look in LOOKS.values():
+    look["linestyle"] = ""
+with drawing(9, 3.2) as figure:
+    panels = figure.subplots(1, len(READINGS), sharey=True)
+    for axes, reading in zip(panels, READINGS, strict=True):
+        for place, weight in enumerate(PAPER):
+            row = found[f"{reading}, all runs"][weight]
+            spread = np.linspace(-0.22, 0.22, len(runs))
+            axes.plot(place + spread, row["by run"], **LOOKS["runs"])
+            mean, low, high = row["correlation"].values()
+            reach = [[mean - low], [high - mean]]
+            axes.errorbar(place, mean, reach, capsize=5, **LOOKS["mean, 95% interval"])
+            axes.plot(place, PAPER[weight], **LOOKS["paper"])
+        axes.set_xticks(range(3), ["focal", "dual focal", "generalised\nBrier"])
+        axes.set(xlim=(-0.5, 2.5), ylim=(0, 1), title=f"weight at the {reading}")
+    plain_axes(*panels)
+    panels[0].set_ylabel("correlation with the true error")
+    handles = [Line2D([], [], label=name, **look) for name, look in LOOKS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
 
 record = {
     "settings": {
         "train_points": args.train_points,
         "test_points": args.test_points,
         "epochs": args.epochs,
-        "hidden": HIDDEN,
-        "batch_size": BATCH_SIZE,
-        "learning_rate": LEARNING_RATE,
+        **NETWORK,
         "gammas": GAMMAS,
         "norms": NORMS,
     },
-    "seeds": args.seeds,
     "intervals": "95%, Student's t over the runs, cut at 1",
-    "accuracy": mean_interval([run["accuracy"] for run in runs])._asdict(),
-    "best accuracy": mean_interval([run["best accuracy"] for run in runs])._asdict(),
-    "true calibration error": mean_interval(
-        [run["true calibration error"] for run in runs]
-    )._asdict(),
     "results": found,
     "order": order,
     "the paper's order": order == list(PAPER),
-    "seconds": round(time.perf_counter() - start, 1),
 }
-write_record(args.output / "five_gaussians.json", record)
-save_figure(figure, args.output / "five_gaussians.png")
+for name in ("accuracy", "best accuracy", "true calibration error"):
+    record[name] = mean_interval([run[name] for run in runs])._asdict()
 
-print(
-    "\n| reading, runs | weight | chosen | correlation | generalised Brier minus this | paper |"
-)
-print("|---|---|---|---|---|---|")
-for title, rows in found.items():
-    for weight, row in rows.items():
-        r, d = (
-            in_words(row[k]) for k in ("correlation", "generalised Brier minus this")
-        )
+columns = ("correlation", "generalised Brier minus this")
+header = ["reading, runs", "weight", "chosen", *columns, "paper"]
+rows = []
+for title, of_reading in found.items():
+    for weight, row in of_reading.items():
         paper = "" if row["paper"] is None else f"{row['paper']:.3f}"
-        print(f"| {title} | {weight} | {row['chosen']} | {r} | {d} | {paper} |")
-print(
-    f"\nOrder: {' < '.join(order)}; the paper's: {' < '.join(PAPER)}. Written to {args.output}/five_gaussians.*"
-)
+        means = [in_words(row[column]) for column in columns]
+        rows.append([title, weight, row["chosen"], *means, paper])
+print_table(header, rows)
+print(f"\nOrder: {' < '.join(order)}; the paper's: {' < '.join(PAPER)}.")
+write_study("five_gaussians", args, record, {"": figure})

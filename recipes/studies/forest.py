@@ -9,6 +9,8 @@ from itertools import cycle
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from paired import LEVEL
 
 from hf_calib.plots import style
 
@@ -29,23 +31,19 @@ _LETTERS = 24
 
 
 def difference_diagram(
-    metrics: Mapping[str, Mapping[str, Mapping[str, Difference]]],
-    *,
-    baseline: str,
-    level: float = 0.05,
-    title: str | None = None,
+    metrics: Mapping[str, Mapping[str, Mapping[str, Difference]]], *, baseline: str
 ) -> Figure:
     """Draw paired differences to a baseline as a forest plot, with a row per metric and a column per calibrator.
 
-    A filled marker is a difference that is distinguishable from 0; a hollow marker is not. Each panel has its own
-    scale, because differences before calibration are often many times as large as those after it.
+    A filled marker is a difference that is distinguishable from 0; a hollow marker is not. Each
+    panel has its own scale, because differences before calibration are often many times as large as
+    those after it.
 
     Args:
-        metrics: metric -> loss -> calibrator -> (difference, low, high, p); None if there is no interval or p. All
-            panels have the losses in the given order. A calibrator may be missing, and a difference of NaN is
-            left out.
+        metrics: metric -> loss -> calibrator -> (difference, low, high, p); None if there is no
+            interval or p. All panels have the losses in the given order. A calibrator may be
+            missing, and a difference of NaN is left out. Pass corrected p for several comparisons.
         baseline: name of the baseline for the legend.
-        level: differences with p below it are distinguishable; pass corrected p for several comparisons.
 
     Raises:
         ValueError: if there is no difference.
@@ -55,36 +53,41 @@ def difference_diagram(
     >>> [axes.get_title() for axes in figure.axes]
     ['none', 'temperature']
     """
-    rows = [row for found in metrics.values() for row in found.values()]
-    maps = list(dict.fromkeys(name for row in rows for name in row))
-    losses = list(dict.fromkeys(loss for found in metrics.values() for loss in found))
+    losses: dict[str, None] = {}
+    maps: dict[str, None] = {}
+    for found in metrics.values():
+        losses |= dict.fromkeys(found)
+        for row in found.values():
+            maps |= dict.fromkeys(row)
     if not maps:
         raise ValueError("expected metrics to hold at least one difference, got none")
-    names = ["\n".join(style.name_lines(loss, _LETTERS)) for loss in losses]
-    most_lines = max(name.count("\n") + 1 for name in names)
-    height = len(losses) * max(0.2, 0.14 * most_lines + 0.06)
+    names = [_in_lines(loss) for loss in losses]
+    most_lines = 1 + max(name.count("\n") for name in names)
+    height = len(names) * max(0.2, 0.14 * most_lines + 0.06)
     size = (1.9 + 2.3 * len(maps), 0.6 + (0.85 + height) * len(metrics))
-    with style.drawing(*size, title) as figure:
+    with style.drawing(*size) as figure:
         grid = figure.subplots(len(metrics), len(maps), sharey=True, squeeze=False)
         for panels, (metric, found) in zip(grid, metrics.items(), strict=True):
             for axes, name, look in zip(panels, maps, cycle(_LOOKS), strict=False):
                 _prepare_panel(axes, names)
                 axes.set_xlabel(f"difference in {metric}")
-                for row, loss in enumerate(losses):
+                for row_number, loss in enumerate(losses):
                     difference = found.get(loss, {}).get(name)
                     if difference is not None:
-                        _draw_difference(axes, row, difference, look, level)
+                        _draw_difference(axes, row_number, difference, look)
         for axes, name in zip(grid[0], maps, strict=True):
-            lines = style.name_lines(name, _LETTERS)
-            axes.set_title("\n".join(lines), fontweight="bold")
-        marker = {"color": _DARK, "marker": "o", "markersize": 4.5, "linestyle": ""}
+            axes.set_title(_in_lines(name), fontweight="bold")
+        filled = {"color": _DARK, "marker": "o", "markersize": 4.5, "linestyle": ""}
+        hollow = filled | {"markerfacecolor": "white"}
         against = textwrap.fill(f"distinguishable from {baseline}", 60)
-        hollow = {**marker, "markerfacecolor": "white"}
-        signs = {against: marker, "not distinguishable": hollow}
-        for label, look in signs.items():
-            grid[0, 0].plot([], [], label=label, **look)
-        style.add_legend(figure, grid[0, 0], columns=2)
+        signs = {against: filled, "not distinguishable": hollow}
+        handles = [Line2D([], [], label=name, **look) for name, look in signs.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=2)
     return figure
+
+
+def _in_lines(name: str) -> str:
+    return "\n".join(style.name_lines(name, _LETTERS))
 
 
 def _prepare_panel(axes: Axes, names: Sequence[str]) -> None:
@@ -101,7 +104,7 @@ def _prepare_panel(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _draw_difference(
-    axes: Axes, row: int, difference: Difference, look: tuple[str, str], level: float
+    axes: Axes, row: int, difference: Difference, look: tuple[str, str]
 ) -> None:
     value, low, high, p = difference
     if not math.isfinite(value):
@@ -110,13 +113,7 @@ def _draw_difference(
     if low is not None and high is not None:
         ends = [low, high]
         axes.plot(ends, [row, row], color=colour, linewidth=1.3, solid_capstyle="butt")
-    is_distinguishable = p is not None and p < level
-    axes.plot(
-        value,
-        row,
-        marker,
-        color=colour,
-        markerfacecolor=colour if is_distinguishable else "white",
-        markersize=4.5,
-        clip_on=False,
-    )
+    is_distinguishable = p is not None and p < LEVEL
+    inside = colour if is_distinguishable else "white"
+    size = {"markersize": 4.5, "clip_on": False}
+    axes.plot(value, row, marker, color=colour, markerfacecolor=inside, **size)

@@ -1,7 +1,6 @@
 """Figures of gradient_factors.py: factors against the probability of the label, and regions of confidence."""
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from hf_calib.plots.style import (
     BLUE,
@@ -9,6 +8,7 @@ from hf_calib.plots.style import (
     PEACH,
     SKY,
     VERMILION,
+    drawing,
     line_looks,
     plain_axes,
 )
@@ -17,42 +17,36 @@ from hf_calib.plots.style import (
 def gradient_factor_diagram(p, panels):
     """Draw factors of the gradient against the probability of the label: BSCE-GRA's figure 1.
 
-    Where a line is above 1 it pulls harder than cross entropy, below 0 it pushes the label down, which is hatched.
+    Where a line is above 1 it pulls harder than cross entropy, below 0 it pushes the label down,
+    which is hatched.
 
     Args:
         p: (N,) the probabilities of the label, rising, in [0, 1].
         panels: title -> {loss or gamma: (N,) factors}, as of `gradient_factors`; NaN is left out.
     """
-    figure = Figure(figsize=(0.3 + 2.25 * len(panels), 3.3), layout="constrained")
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (name, lines) in zip(grid, panels.items(), strict=True):
-        axes.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
-        for (label, factors), look in zip(lines.items(), line_looks(), strict=False):
-            axes.plot(p, factors, linewidth=1.3, label=label, **look)
-        values = np.concatenate([line.get_ydata() for line in axes.lines[1:]])
-        if np.nanmax(values) > 10:
-            axes.set_yscale("symlog", linthresh=1, linscale=2)
-        low, high = axes.get_ylim()
-        if np.nanmin(values) < -1e-9:
-            axes.axhspan(
-                low, 0, facecolor="none", edgecolor="#BBBBBB", hatch="////", linewidth=0
-            )
-            axes.axhline(0, color="black", linewidth=0.8)
-        else:
-            low = 0
-        axes.set(xlim=(0, 1), ylim=(low, high))
-        axes.set_xlabel("probability of the label", fontsize=8)
-        axes.set_title(name, fontsize=9)
-        axes.legend(
-            fontsize=7,
-            frameon=False,
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.2),
-            ncols=2,
-            handlelength=2.6,
-        )
-        plain_axes(axes)
-    figure.axes[0].set_ylabel("gradient over cross entropy's", fontsize=8)
+    with drawing(0.3 + 2.25 * len(panels), 3.3) as figure:
+        (grid,) = figure.subplots(1, len(panels), squeeze=False)
+        for axes, (name, lines) in zip(grid, panels.items(), strict=True):
+            axes.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
+            for (label, g), look in zip(lines.items(), line_looks(), strict=False):
+                axes.plot(p, g, linewidth=1.3, label=label, **look)
+            values = np.concatenate(list(lines.values()))
+            if np.nanmax(values) > 10:
+                axes.set_yscale("symlog", linthresh=1, linscale=2)
+                axes.yaxis.set_major_formatter("{x:g}")
+            low, high = axes.get_ylim()
+            if np.nanmin(values) < -1e-9:
+                hatched = {"facecolor": "none", "edgecolor": "#BBBBBB", "hatch": "////"}
+                axes.axhspan(low, 0, linewidth=0, **hatched)
+                axes.axhline(0, color="black", linewidth=0.8)
+            else:
+                low = 0
+            axes.set(xlim=(0, 1), ylim=(low, high), title=name)
+            axes.set_xlabel("probability of the label")
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+            axes.legend(ncols=2, handlelength=2.6, **below)
+        plain_axes(*grid)
+        grid[0].set_ylabel("gradient over cross entropy's")
     return figure
 
 
@@ -64,45 +58,24 @@ def confidence_region_diagram(p, phi, regions):
         phi: name -> (N,) values, as `gradient_factors` of `dual_focal` with a constant rival.
         regions: the same names -> `confidence_regions`.
     """
-    figure = Figure(figsize=(0.3 + 2.5 * len(phi), 2.6), layout="constrained")
-    panels = figure.subplots(1, len(phi), sharey=True, squeeze=False)[0]
-    for axes, (name, values) in zip(panels, phi.items(), strict=True):
-        over, under = regions[name]
-        axes.axvspan(
-            0,
-            over,
-            facecolor=PEACH,
-            edgecolor=VERMILION,
-            hatch="////",
-            linewidth=0,
-            alpha=0.6,
-        )
-        axes.axvspan(
-            under,
-            1,
-            facecolor=SKY,
-            edgecolor=BLUE,
-            hatch="....",
-            linewidth=0,
-            alpha=0.6,
-        )
-        axes.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
-        axes.plot(p, values, color="black", linewidth=1.4)
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        look = {
-            "transform": axes.get_xaxis_transform(),
-            "fontsize": 7.5,
-            "ha": "center",
-            "va": "bottom",
-            "bbox": box,
-        }
-        axes.text(over / 2, 0.06, "over", rotation=90, **look)
-        axes.text((under + 1) / 2, 0.06, "under", **look)
-        axes.set_xlim(0, 1)
-        axes.set_xticks([0, over, under, 1], ["0", f"{over:.2f}", f"{under:.2f}", "1"])
-        axes.set_xlabel("probability of the top class", fontsize=8)
-        axes.set_title(name, fontsize=9)
-        plain_axes(axes)
-    panels[0].set_ylim(bottom=0)
-    panels[0].set_ylabel("phi", fontsize=8)
+    over_look = {"facecolor": PEACH, "edgecolor": VERMILION, "hatch": "////"}
+    under_look = {"facecolor": SKY, "edgecolor": BLUE, "hatch": "...."}
+    with drawing(0.3 + 2.5 * len(phi), 2.6) as figure:
+        (panels,) = figure.subplots(1, len(phi), sharey=True, squeeze=False)
+        for axes, (name, values) in zip(panels, phi.items(), strict=True):
+            over, under = regions[name]
+            axes.axvspan(0, over, linewidth=0, alpha=0.6, **over_look)
+            axes.axvspan(under, 1, linewidth=0, alpha=0.6, **under_look)
+            axes.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
+            axes.plot(p, values, color="black", linewidth=1.4)
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+            look = {"transform": axes.get_xaxis_transform(), "fontsize": 7.5}
+            look |= {"ha": "center", "va": "bottom", "bbox": box}
+            axes.text(over / 2, 0.06, "over", rotation=90, **look)
+            axes.text((under + 1) / 2, 0.06, "under", **look)
+            ticks = [0, over, under, 1]
+            axes.set_xticks(ticks, ["0", f"{over:.2f}", f"{under:.2f}", "1"])
+            axes.set(xlim=(0, 1), xlabel="probability of the top class", title=name)
+        plain_axes(*panels)
+        panels[0].set(ylim=(0, None), ylabel="phi")
     return figure

@@ -1,10 +1,11 @@
 """The global-pooling CNN on 20 Newsgroups, shared by several studies: options, data, and one run."""
 
-import argparse
 import tempfile
+import time
 import warnings
+from typing import Any, NamedTuple
 
-from options import check_seeds, count, output_folder
+from options import count, parse, study_parser
 from papers.dynamics import Trace, TrainingTrace
 from papers.networks.global_pooling_cnn import (
     GlobalPoolingCNNConfig,
@@ -39,33 +40,21 @@ PAPER = {
 
 def parse_options(description, *, seeds, rows, epochs):
     """Return the options of the command line, and the settings of the training that follow from them."""
-    parser = argparse.ArgumentParser(
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--data", default=NEWSGROUPS, help="This, a dataset on the Hub, or a folder."
-    )
-    parser.add_argument("--output", type=output_folder, default="outputs/studies")
-    parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
-    parser.add_argument(
-        "--rows", type=count, help=f"To train with; {rows:,} by default."
-    )
+    parser = study_parser(description, seeds=seeds, data=NEWSGROUPS)
+    by_default = f"To train with; {rows:,} by default."
+    parser.add_argument("--rows", type=count, help=by_default)
     parser.add_argument("--validation_rows", type=count, help="1,000 by default.")
     parser.add_argument("--epochs", type=count, help=f"{epochs} by default.")
-    parser.add_argument(
-        "--full", action="store_true", help="The papers' sizes: hours on a CPU."
-    )
-    args = parser.parse_args()
-    check_seeds(parser, args.seeds)
-    sizes = PAPER if args.full else {"rows": rows, "epochs": epochs, **SMALL}
-    given = {
-        name: getattr(args, name) for name in ("rows", "validation_rows", "epochs")
-    }
-    return args, sizes | {
-        name: value for name, value in given.items() if value is not None
-    }
+    larger = "The papers' sizes: hours on a CPU."
+    parser.add_argument("--full", action="store_true", help=larger)
+    args = parse(parser)
+    settings = PAPER if args.full else {"rows": rows, "epochs": epochs, **SMALL}
+    settings = dict(settings)
+    for name in ("rows", "validation_rows", "epochs"):
+        given = getattr(args, name)
+        if given is not None:
+            settings[name] = given
+    return args, settings
 
 
 def load_posts(source, settings, seed, *, with_headers=True):
@@ -74,10 +63,12 @@ def load_posts(source, settings, seed, *, with_headers=True):
     dataset = choose_columns(posts, text_column="text")
     dataset = draw_test(dataset, size=settings["validation_rows"], seed=seed)
     dataset = limit_samples(dataset, max_train_samples=settings["rows"], seed=seed)
-    dataset = strip_headers(dataset) if with_headers else dataset
+    if with_headers:
+        dataset = strip_headers(dataset)
     length = settings["max_length"]
+    texts = dataset["train"]["text"]
     tokenizer = train_word_tokenizer(
-        dataset["train"]["text"], vocab_size=settings["vocab_size"], max_length=length
+        texts, vocab_size=settings["vocab_size"], max_length=length
     )
 
     def tokenize(batch):
@@ -93,7 +84,6 @@ def make_trainer(
     folder,
     *,
     seed,
-    callbacks=(),
     own_split=False,
     loss_function=None,
     **arguments,
@@ -111,54 +101,67 @@ def make_trainer(
     def of_outputs(outputs, labels, num_items_in_batch=None):
         return loss_function(outputs.logits, labels)
 
-    network = GlobalPoolingCNNForSequenceClassification(
-        GlobalPoolingCNNConfig(
-            vocab_size=len(tokenizer),
-            num_labels=1 + max(train_rows["label"]),
-            num_conv_layers=settings["layers"],
-            pad_token_id=tokenizer.pad_token_id,
-        )
+    config = GlobalPoolingCNNConfig(
+        vocab_size=len(tokenizer),
+        num_labels=1 + max(train_rows["label"]),
+        num_conv_layers=settings["layers"],
+        pad_token_id=tokenizer.pad_token_id,
     )
+    training_args = CalibrationTrainingArguments(
+        output_dir=folder,
+        num_train_epochs=settings["epochs"],
+        per_device_train_batch_size=settings["batch_size"],
+        per_device_eval_batch_size=256,
+        learning_rate=settings["learning_rate"],
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        eval_strategy="epoch",
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        calibration_method="none",
+        seed=seed,
+        **arguments,
+    )
+    calibration = validation
+    if own_split:
+        calibration = validation.select(range(len(validation)))
     trainer = CalibrationTrainer(
-        network,
-        CalibrationTrainingArguments(
-            output_dir=folder,
-            num_train_epochs=settings["epochs"],
-            per_device_train_batch_size=settings["batch_size"],
-            per_device_eval_batch_size=256,
-            learning_rate=settings["learning_rate"],
-            lr_scheduler_type="constant",
-            max_grad_norm=0.0,
-            eval_strategy="epoch",
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            calibration_method="none",
-            seed=seed,
-            **arguments,
-        ),
+        GlobalPoolingCNNForSequenceClassification(config),
+        training_args,
         train_dataset=train_rows,
         eval_dataset=validation,
-        calibration_dataset=validation.select(range(len(validation)))
-        if own_split
-        else validation,
+        calibration_dataset=calibration,
         data_collator=DataCollatorWithPadding(tokenizer),
-        callbacks=list(callbacks),
         compute_loss_func=None if loss_function is None else of_outputs,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def train_with_trace(posts, settings, *, seed, n_rows, **arguments):
-    """Train; return the trace, with `n_rows` single rows of training and validation, and the log."""
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(posts, settings, folder, seed=seed, **arguments)
-        trainer.add_callback(
-            TrainingTrace(trainer, n_training_rows=n_rows, n_kept_rows=n_rows)
-        )
-        trainer.train()
-        return Trace.load(folder), trainer.state.log_history
+class TracedRun(NamedTuple):
+    seed: int
+    name: Any
+    trace: Trace
+    log: list
+    seconds: float
+
+
+def traced_runs(args, settings, members, *, n_rows):
+    """Train each of the members, name -> arguments, with each seed, and follow `n_rows` of training and validation."""
+    for seed in args.seeds:
+        posts = load_posts(args.data, settings, seed)
+        for name, arguments in members.items():
+            began = time.perf_counter()
+            with tempfile.TemporaryDirectory() as folder:
+                trainer = make_trainer(posts, settings, folder, seed=seed, **arguments)
+                trainer.add_callback(
+                    TrainingTrace(trainer, n_training_rows=n_rows, n_kept_rows=n_rows)
+                )
+                trainer.train()
+                trace = Trace.load(folder)
+            seconds = round(time.perf_counter() - began, 1)
+            yield TracedRun(seed, name, trace, trainer.state.log_history, seconds)

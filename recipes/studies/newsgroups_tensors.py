@@ -1,7 +1,7 @@
 """20 Newsgroups as tensors, and the global-pooling CNN in a plain training loop, for studies that measure every epoch.
 
-All seeds here have the same rows and differ in initial weights and batches. In `newsgroups_cnn.py`, which uses the
-trainer of the library, each seed also draws its own rows.
+All seeds here have the same rows and differ in initial weights and batches. In `newsgroups_cnn.py`,
+which uses the trainer of the library, each seed also draws its own rows.
 """
 
 import options  # noqa: F401  # the path of `papers`
@@ -16,7 +16,7 @@ from transformers import set_seed
 
 
 def load_posts(source, *, rows, test_rows, max_length):
-    """Return ids (N, L) and labels (N,) of training and test rows, headers taken off, and the sizes of the network."""
+    """Return training and test rows, ids (N, L) and labels (N,), headers taken off, and the sizes of the network."""
     data = load_study_data(
         StudyDataArguments(
             dataset=source,
@@ -27,24 +27,23 @@ def load_posts(source, *, rows, test_rows, max_length):
             max_test_samples=test_rows,
         )
     )
-    tokenizer = train_word_tokenizer(
-        data["train"]["text"], vocab_size=10_000, max_length=max_length
-    )
-    train, test = (
-        (
-            tokenizer(
-                list(split["text"]), truncation=True, padding=True, return_tensors="pt"
-            )["input_ids"],
-            torch.tensor(split["label"]),
+    texts = data["train"]["text"]
+    tokenizer = train_word_tokenizer(texts, vocab_size=10_000, max_length=max_length)
+
+    def tensors(split):
+        encoded = tokenizer(
+            list(split["text"]), truncation=True, padding=True, return_tensors="pt"
         )
-        for split in (data["train"], data["test"])
-    )
+        return encoded["input_ids"], torch.tensor(split["label"])
+
     n_classes = data["train"].features["label"].num_classes
-    return train, test, {"vocab_size": len(tokenizer), "num_labels": n_classes}
+    sizes = {"vocab_size": len(tokenizer), "num_labels": n_classes}
+    return tensors(data["train"]), tensors(data["test"]), sizes
 
 
-def train_by_epoch(ids, labels, sizes, loss, *, seed, epochs, batch_size):
+def train_by_epoch(rows, sizes, loss, *, seed, epochs, batch_size):
     """Yield the network after each epoch."""
+    ids, labels = rows
     set_seed(seed)
     model = GlobalPoolingCNNForSequenceClassification(
         GlobalPoolingCNNConfig(embedding_size=64, num_conv_layers=1, **sizes)
@@ -60,8 +59,9 @@ def train_by_epoch(ids, labels, sizes, loss, *, seed, epochs, batch_size):
 
 
 @torch.inference_mode()
-def outputs(model, ids):
+def outputs(model, rows):
     """Logits (N, C), and what enters the classifier (N, H), without dropout."""
+    ids, _ = rows
     features = []
     hook = model.classifier.register_forward_pre_hook(
         lambda module, inputs: features.append(inputs[0])
@@ -70,3 +70,9 @@ def outputs(model, ids):
     logits = torch.cat([model(batch).logits for batch in ids.split(256)])
     hook.remove()
     return logits, torch.cat(features)
+
+
+def predict(model, rows):
+    """Probabilities (N, C), float64."""
+    logits, _ = outputs(model, rows)
+    return logits.double().softmax(dim=1).numpy()

@@ -2,14 +2,14 @@
 
     python recipes/studies/small_claims.py
 
-Weight on the loss or on the gradient (BSCE-GRA, Table 2); rivals, gammas, AdaDualFocal and KDE-XE (dual focal, Tables
-4, 13, 3 and 10); L1 and L2 (FCL, A.15); CalFocal, the number of bins and the frequency of updates (AdaFocal, 5.1, H
-and I). The small CNN is trained on a part of 20 Newsgroups. Gammas and temperatures are fitted to validation rows, and
-all metrics are on test rows that are used for nothing else. 46 settings with three seeds take half an hour on one core.
-Each run is written to the csv file as soon as it ends, and `--resume` skips the runs in that file.
+Weight on the loss or on the gradient (BSCE-GRA, Table 2); rivals, gammas, AdaDualFocal and KDE-XE
+(dual focal, Tables 4, 13, 3 and 10); L1 and L2 (FCL, A.15); CalFocal, the number of bins and the
+frequency of updates (AdaFocal, 5.1, H and I). The small CNN is trained on a part of 20 Newsgroups.
+Gammas and temperatures are fitted to validation rows, and all metrics are on test rows that are
+used for nothing else. 46 settings with three seeds take half an hour on one core. Each run is
+written to the csv file as soon as it ends, and `--resume` skips the runs in that file.
 """
 
-import argparse
 import tempfile
 import time
 from functools import partial
@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 from forest import difference_diagram
 from newsgroups_cnn import NEWSGROUPS, SMALL, load_posts, make_trainer
-from options import check_seeds, count, output_folder
+from options import count, parse, study_parser
 from paired import corrected
 from papers.rivals import batch_rival_loss
-from records import kind_of_intervals, over_seeds, write_record
+from records import kind_of_intervals, over_seeds, write_study
 from results_tables import claim_lines
 from scipy.special import softmax
 from scipy.stats import ttest_1samp
@@ -32,8 +32,9 @@ from hf_calib.metrics import (
     kde_calibration_error,
     negative_log_likelihood,
 )
-from hf_calib.plots import save_figure
 from hf_calib.scaling import TemperatureScaling
+
+# Settings, as the arguments of `make_trainer`
 
 
 def of(loss, steps=None, **kwargs):
@@ -49,26 +50,23 @@ def gammas(*values):
 
 def of_batch(n_rivals):
     """Dual focal loss with the rule of its authors' code for a mean of rivals."""
-    loss_function = partial(batch_rival_loss, gamma=5.0, n_rivals=n_rivals)
-    return {"loss_function": loss_function}
+    return {"loss_function": partial(batch_rival_loss, gamma=5.0, n_rivals=n_rivals)}
 
 
 def fcl(gamma, weight):
+    name = f"FCL, gamma {gamma}, lambda {weight}"
+    options = {"gamma": float(gamma), "brier_weight": weight}
     return {
-        f"FCL, gamma {gamma}, lambda {weight}, {distance.upper()}": of(
-            "focal_calibration",
-            gamma=float(gamma),
-            brier_weight=weight,
-            distance=distance,
-        )
-        for distance in ("l1", "l2")
+        f"{name}, L1": of("focal_calibration", distance="l1", **options),
+        f"{name}, L2": of("focal_calibration", distance="l2", **options),
     }
 
 
 def calfocal(equation, *rates):
+    per_sample = equation == 2
     return {
         f"CalFocal, Eq. {equation}, lambda {rate}": of(
-            "calfocal", update_rate=float(rate), per_sample=equation == 2
+            "calfocal", update_rate=float(rate), per_sample=per_sample
         )
         for rate in rates
     }
@@ -81,12 +79,11 @@ def bins(*numbers):
 
 
 BASELINE = "cross entropy"
-CROSS_ENTROPY, FLSD, ADAFOCAL = (
-    {BASELINE: of("cross_entropy")},
-    {"FLSD-53": of("flsd")},
-    {"AdaFocal": of("adafocal")},
-)
-# Page of the paper -> its table -> the settings, which are trained once where several tables have them.
+CROSS_ENTROPY = {BASELINE: of("cross_entropy")}
+FLSD = {"FLSD-53": of("flsd")}
+ADAFOCAL = {"AdaFocal": of("adafocal")}
+# Page of the paper -> its table -> the settings, which are trained once where several tables have
+# them.
 PAGES = {
     "bsce_gra": {
         "weights": {
@@ -158,7 +155,8 @@ PAGES = {
         },
     },
 }
-# ECE in %, or ECE and ECE after T; of KDE-XE ECE and canonical error; ResNet-50 on CIFAR-10 (KDE-XE: ResNet-110).
+# ECE in %, or ECE and ECE after T; of KDE-XE ECE and canonical error; ResNet-50 on CIFAR-10
+# (KDE-XE: ResNet-110).
 PAPER = {
     "weights": {
         "FLSD-53": (1.26, 1.15),
@@ -227,7 +225,8 @@ PAIRS = {
         ("dual focal, gamma 5", "mean of all rivals, authors' code"),
     ],
     "gammas": [
-        ("dual focal, gamma 5", f"dual focal, gamma {gamma}") for gamma in (2, 10)
+        ("dual focal, gamma 5", "dual focal, gamma 2"),
+        ("dual focal, gamma 5", "dual focal, gamma 10"),
     ],
     "adaptive": [
         ("AdaDualFocal", "AdaFocal"),
@@ -236,29 +235,28 @@ PAIRS = {
     ],
     "KDE-XE": [("dual focal, gamma 5", "KDE-XE"), ("KDE-XE", BASELINE)],
     "distances": [
-        (f"{name}, L2", f"{name}, L1")
-        for name in ("FCL, gamma 4, lambda 1.5", "FCL, gamma 5, lambda 4.5")
+        ("FCL, gamma 4, lambda 1.5, L2", "FCL, gamma 4, lambda 1.5, L1"),
+        ("FCL, gamma 5, lambda 4.5, L2", "FCL, gamma 5, lambda 4.5, L1"),
     ],
     "CalFocal": [
-        *((f"CalFocal, Eq. {equation}, lambda 10", "FLSD-53") for equation in (2, 3)),
-        *(
-            (
-                f"CalFocal, Eq. {equation}, lambda 100",
-                f"CalFocal, Eq. {equation}, lambda 1",
-            )
-            for equation in (2, 3)
-        ),
+        ("CalFocal, Eq. 2, lambda 10", "FLSD-53"),
+        ("CalFocal, Eq. 3, lambda 10", "FLSD-53"),
+        ("CalFocal, Eq. 2, lambda 100", "CalFocal, Eq. 2, lambda 1"),
+        ("CalFocal, Eq. 3, lambda 100", "CalFocal, Eq. 3, lambda 1"),
         ("AdaFocal", "CalFocal, Eq. 3, lambda 10"),
     ],
     "bins": [
         (f"AdaFocal, {n_bins} bins", "AdaFocal") for n_bins in (5, 10, 20, 30, 50)
     ],
     "updates": [
-        (f"AdaFocal, every {steps} batches", "AdaFocal") for steps in (100, 10)
+        ("AdaFocal, every 100 batches", "AdaFocal"),
+        ("AdaFocal, every 10 batches", "AdaFocal"),
     ],
 }
+# What a temperature is chosen by -> the end of its columns.
 CRITERIA = {"nll": "", "ece": " by ECE", "adaptive_ece": " by equal-mass ECE"}
-MORE = {  # of some tables: title -> column
+# Of some tables: title -> column
+MORE = {
     "KDE-XE": {
         "canonical error, bandwidth .1": "canonical_error",
         "bandwidth .001": "canonical_error_at_.001",
@@ -266,154 +264,123 @@ MORE = {  # of some tables: title -> column
     "updates": {"ECE, %, mean over the epochs": "mean_ece_by_epoch"},
 }
 
-parser = argparse.ArgumentParser(
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-)
-parser.add_argument(
-    "--data", default=NEWSGROUPS, help="This, a dataset on the Hub, or a folder."
-)
-parser.add_argument(
-    "--without_headers", action="store_true", help="Of data whose texts have none."
-)
-parser.add_argument(
-    "--name", default="small_claims", help="Of the files; for other data, another one."
-)
-parser.add_argument("--output", type=output_folder, default="outputs/studies")
-parser.add_argument(
-    "--pages",
-    nargs="+",
-    choices=PAGES,
-    default=list(PAGES),
-    help="Of docs/papers; all by default.",
-)
-parser.add_argument(
-    "--resume",
-    action="store_true",
-    help="Keep the runs of the csv file that have these sizes.",
-)
-parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-parser.add_argument("--rows", type=count, default=2000)
-parser.add_argument("--validation_rows", type=count, default=1000)
-parser.add_argument("--test_rows", type=count, default=3000)
-parser.add_argument("--epochs", type=count, default=10)
-args = parser.parse_args()
-check_seeds(parser, args.seeds, at_least=2)
-sizes = {
-    name: getattr(args, name)
-    for name in ("rows", "validation_rows", "test_rows", "epochs")
-}
-settings = {**SMALL, **sizes, "validation_rows": args.validation_rows + args.test_rows}
+parser = study_parser(__doc__, seeds=range(3), data=NEWSGROUPS)
+add = parser.add_argument
+add("--without_headers", action="store_true", help="Of data whose texts have none.")
+add("--name", default="small_claims", help="Of the files; another for other data.")
+add("--pages", nargs="+", choices=PAGES, default=list(PAGES), help="Of docs/papers.")
+add("--resume", action="store_true", help="Keep the csv file's runs of these sizes.")
+add("--rows", type=count, default=2000)
+add("--validation_rows", type=count, default=1000)
+add("--test_rows", type=count, default=3000)
+add("--epochs", type=count, default=10)
+args = parse(parser, fewest_seeds=2)
+SIZES = ("rows", "validation_rows", "test_rows", "epochs")
+sizes = {name: getattr(args, name) for name in SIZES}
+settings = SMALL | sizes
+settings["validation_rows"] += args.test_rows
 
 
 def load(seed):
     """Rows to train with, to validate and to test, and the tokenizer."""
+    with_headers = not args.without_headers
     train_rows, held_out, tokenizer = load_posts(
-        args.data, settings, seed, with_headers=not args.without_headers
+        args.data, settings, seed, with_headers=with_headers
     )
     held_out = held_out.shuffle(seed)
     validation = held_out.select(range(args.validation_rows))
-    return (
-        train_rows,
-        validation,
-        held_out.select(range(args.validation_rows, len(held_out))),
-        tokenizer,
-    )
+    test = held_out.select(range(args.validation_rows, len(held_out)))
+    return train_rows, validation, test, tokenizer
+
+
+def errors(probs, labels, state=""):
+    equal_mass = expected_calibration_error(probs, labels, binning="quantile")
+    return {
+        f"nll{state}": negative_log_likelihood(probs, labels),
+        f"ece{state}": expected_calibration_error(probs, labels),
+        f"adaptive_ece{state}": equal_mass,
+    }
+
+
+def canonical_error(probs, labels, bandwidth):
+    return kde_calibration_error(probs, labels, kind="canonical", bandwidth=bandwidth)
 
 
 def train(splits, seed, arguments):
     """Train; what the csv file has of it."""
     train_rows, validation, test, tokenizer = splits
+    posts = train_rows, validation, tokenizer
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(
-            (train_rows, validation, tokenizer),
-            settings,
-            folder,
-            seed=seed,
-            **arguments,
-        )
+        trainer = make_trainer(posts, settings, folder, seed=seed, **arguments)
         trainer.train()
-        held_out, tested = (trainer.predict(rows) for rows in (validation, test))
+        held_out = trainer.predict(validation)
+        tested = trainer.predict(test)
+    logits = tested.predictions
     labels = tested.label_ids
+    raw = softmax(logits.astype(float), axis=1)
+    by_epoch = pd.DataFrame(trainer.state.log_history)
     found = {
-        "mean_ece_by_epoch": pd.DataFrame(trainer.state.log_history)["eval_ece"].mean()
+        "mean_ece_by_epoch": by_epoch["eval_ece"].mean(),
+        "accuracy": accuracy(raw, labels),
+        # Ours, and that of the evaluation in the dual focal authors' code.
+        "canonical_error": canonical_error(raw, labels, 0.1),
+        "canonical_error_at_.001": canonical_error(raw, labels, 0.001),
     }
-
-    def measure(name, probs):
-        found[f"nll{name}"] = negative_log_likelihood(probs, labels)
-        found[f"ece{name}"] = expected_calibration_error(probs, labels)
-        found[f"adaptive_ece{name}"] = expected_calibration_error(
-            probs, labels, binning="quantile"
-        )
-
-    raw = softmax(tested.predictions.astype(float), axis=1)
-    found["accuracy"] = accuracy(raw, labels)
-    # Ours, and that of the evaluation in the dual focal authors' code.
-    for name, bandwidth in (
-        ("canonical_error", 0.1),
-        ("canonical_error_at_.001", 0.001),
-    ):
-        found[name] = kde_calibration_error(
-            raw, labels, kind="canonical", bandwidth=bandwidth
-        )
-    measure("", raw)
+    found |= errors(raw, labels)
     for criterion, name in CRITERIA.items():
-        scaler = TemperatureScaling(criterion).fit(
-            held_out.predictions, held_out.label_ids
-        )
+        scaler = TemperatureScaling(criterion)
+        scaler.fit(held_out.predictions, held_out.label_ids)
         found[f"T{name}"] = scaler.temperature_
-        measure(f" after T{name}", scaler.predict_proba(tested.predictions))
+        calibrated = scaler.predict_proba(logits)
+        found |= errors(calibrated, labels, f" after T{name}")
     return found
 
 
 path = args.output / f"{args.name}.csv"
 path.parent.mkdir(parents=True, exist_ok=True)
-resumes = args.resume and path.exists()
-runs = (
-    pd.read_csv(path) if resumes else pd.DataFrame(columns=["setting", "seed", *sizes])
-)
-runs = runs[(runs[list(sizes)] == list(sizes.values())).all(axis=1)]
-to_train = {
-    name: arguments
-    for page in args.pages
-    for table in PAGES[page].values()
-    for name, arguments in table.items()
-}
+runs = pd.DataFrame(columns=["setting", "seed", *sizes])
+if args.resume and path.exists():
+    runs = pd.read_csv(path)
+    has_these_sizes = (runs[list(sizes)] == list(sizes.values())).all(axis=1)
+    runs = runs[has_these_sizes]
+members = {}
+for page in args.pages:
+    for table in PAGES[page].values():
+        members |= table
 for seed in args.seeds:
     done = set(runs.loc[runs["seed"] == seed, "setting"])
-    splits = load(seed) if set(to_train) - done else None
-    for name in [name for name in to_train if name not in done]:
+    waiting = [name for name in members if name not in done]
+    if not waiting:
+        continue
+    splits = load(seed)
+    for name in waiting:
         began = time.perf_counter()
-        found = train(splits, seed, to_train[name])
+        found = train(splits, seed, members[name])
         found["seconds"] = round(time.perf_counter() - began, 1)
-        runs = pd.concat(
-            [runs, pd.DataFrame([{"setting": name, "seed": seed, **sizes, **found}])]
-        )
+        run = {"setting": name, "seed": seed, **sizes, **found}
+        runs = pd.concat([runs, pd.DataFrame([run])])
         runs.to_csv(path, index=False, float_format="%.6g")
-        print(
-            f"seed {seed}  {name:<32} accuracy {found['accuracy']:.3f}, ECE {found['ece']:.3f}",
-            flush=True,
-        )
-runs = pd.read_csv(path).set_index(["setting", "seed"])  # as the file has them
+        numbers = f"accuracy {found['accuracy']:.3f}, ECE {found['ece']:.3f}"
+        print(f"seed {seed}  {name:<32} {numbers}", flush=True)
+# The numbers are those that the file has.
+runs = pd.read_csv(path).set_index(["setting", "seed"])
+
+# The tables
 
 
 def columns_of(page, table):
     """Title -> column of the csv file, with T as the page's paper chooses it; the NLL is after T by NLL."""
-    ece, by = (
-        ("adaptive_ece", " by equal-mass ECE")
-        if page == "adafocal"
-        else ("ece", " by ECE")
-    )
-    title = "equal-mass ECE" if page == "adafocal" else "ECE"
-    return {
+    title, ece, by = "ECE", "ece", " by ECE"
+    if page == "adafocal":
+        title, ece, by = "equal-mass ECE", "adaptive_ece", " by equal-mass ECE"
+    columns = {
         "accuracy": "accuracy",
         f"{title}, %": ece,
         f"{title} after T, %": f"{ece} after T{by}",
         "T": f"T{by}",
         "NLL after T": "nll after T",
-        **MORE.get(table, {}),
     }
+    return columns | MORE.get(table, {})
 
 
 def by_seed(name, column):
@@ -427,95 +394,108 @@ def less_baseline(name, column, after):
 
 def mean(values):
     """The mean with its interval, where all are equal as well, such as temperatures of a grid."""
-    return (
-        over_seeds(values)
-        if np.ptp(values)
-        else dict.fromkeys(("value", "low", "high"), float(values[0]))
-    )
+    if np.ptp(values):
+        return over_seeds(values)
+    return dict.fromkeys(("value", "low", "high"), float(values[0]))
 
 
-def p_value(values):
-    return float(ttest_1samp(values, 0).pvalue) if np.ptp(values) else 1.0
+def with_p(values):
+    """The mean of differences with its interval and its p."""
+    p = float(ttest_1samp(values, 0).pvalue) if np.ptp(values) else 1.0
+    return mean(values) | {"p": p}
 
 
-def difference(values):
-    return *mean(values).values(), p_value(values)
+def table_rows(page, table):
+    columns = columns_of(page, table)
+    rows = {}
+    for name in PAGES[page][table]:
+        row = {title: mean(by_seed(name, column)) for title, column in columns.items()}
+        change = less_baseline(name, "nll after T", "nll after T")
+        row["less cross entropy's"] = mean(change)
+        row["paper"] = PAPER.get(table, {}).get(name, ())
+        rows[name] = row
+    return rows
 
 
-pages = {}
-for page in args.pages:
-    pages[page], drawn = {}, {"ECE": {}, "NLL": {}}
-    for table, members in PAGES[page].items():
-        columns = columns_of(page, table)
-        _, ece, ece_after, *_ = columns.values()
-        rows = {}
-        for name in members:
-            rows[name] = {
-                title: mean(by_seed(name, column)) for title, column in columns.items()
-            }
-            rows[name]["less cross entropy's"] = mean(
-                less_baseline(name, "nll after T", "nll after T")
-            )
-            rows[name]["paper"] = PAPER.get(table, {}).get(name, ())
-            if name != BASELINE:
-                for metric, before, after in (
-                    ("ECE", ece, ece_after),
-                    ("NLL", "nll", "nll after T"),
-                ):
-                    drawn[metric][name] = {
-                        "none": difference(less_baseline(name, before, after)),
-                        "temperature": difference(less_baseline(name, after, after)),
-                    }
-        pages[page][table] = {"columns": columns, "rows": rows}
-        compared = {title: column for title, column in columns.items() if title != "T"}
-        pairs = {}
-        for first, second in PAIRS[table]:
-            pairs[f"{first} less {second}"] = {}
-            for title, column in compared.items():
-                differences = by_seed(first, column) - by_seed(second, column)
-                of_pair = mean(differences) | {"p": p_value(differences)}
-                pairs[f"{first} less {second}"][title] = of_pair
-        pages[page][f"{table}, compared"] = {"columns": {}, "rows": pairs}
-    # Holm's correction over all comparisons of the page.
-    comparisons = [
-        comparison
-        for table in PAGES[page]
-        for pair in pages[page][f"{table}, compared"]["rows"].values()
-        for comparison in pair.values()
-    ]
+def pair_rows(page, table):
+    """What the papers compare."""
+    columns = columns_of(page, table)
+    del columns["T"]
+    rows = {}
+    for first, second in PAIRS[table]:
+        rows[f"{first} less {second}"] = {
+            title: with_p(by_seed(first, column) - by_seed(second, column))
+            for title, column in columns.items()
+        }
+    return rows
+
+
+def correct(comparisons):
+    """Holm's correction, written into each of the comparisons."""
     p_values = corrected([comparison["p"] for comparison in comparisons])
     for comparison, p in zip(comparisons, p_values.tolist(), strict=True):
         comparison["p_corrected"] = p
+
+
+def differences_drawn(page):
+    """Metric -> setting -> calibrator -> difference to the baseline, of all tables of a page."""
+    drawn = {"ECE": {}, "NLL": {}}
+    for table, of_table in PAGES[page].items():
+        _, ece, ece_after, *_ = columns_of(page, table).values()
+        for name in of_table:
+            if name == BASELINE:
+                continue
+            of_ece = {"none": ece, "temperature": ece_after}
+            of_nll = {"none": "nll", "temperature": "nll after T"}
+            for metric, states in (("ECE", of_ece), ("NLL", of_nll)):
+                after = states["temperature"]
+                drawn[metric][name] = {
+                    state: tuple(with_p(less_baseline(name, column, after)).values())
+                    for state, column in states.items()
+                }
+    return drawn
+
+
+pages = {}
+figures = {}
+for page in args.pages:
+    pages[page] = {}
+    comparisons = []
     for table in PAGES[page]:
-        rows, pairs = (
-            pages[page][name]["rows"] for name in (table, f"{table}, compared")
-        )
-        print(f"\n{page}, {table}")
-        print("", *claim_lines(rows), "", *claim_lines(pairs), sep="\n")
+        rows = table_rows(page, table)
+        pairs = pair_rows(page, table)
+        pages[page][table] = {"columns": columns_of(page, table), "rows": rows}
+        pages[page][f"{table}, compared"] = {"columns": {}, "rows": pairs}
+        for pair in pairs.values():
+            comparisons += pair.values()
+    # The family is all comparisons of the page.
+    correct(comparisons)
+    for table, found in pages[page].items():
+        print(f"\n{page}, {table}\n", *claim_lines(found["rows"]), sep="\n")
     print(f"\n{len(comparisons)} comparisons on this page")
-    figure = difference_diagram(drawn, baseline="cross entropy with a temperature")
-    save_figure(figure, args.output / f"{args.name}_{page}.png")
+    drawn = differences_drawn(page)
+    against = "cross entropy with a temperature"
+    figures[page] = difference_diagram(drawn, baseline=against)
 
 # How much the criterion of T matters, over all runs.
-ours = runs.loc[list(to_train)]
+ours = runs.loc[list(members)]
+ece_difference = ours["ece after T"] - ours["ece after T by ECE"]
+nll_lost = ours["nll after T by ECE"] - ours["nll after T"]
 by_criterion = {
     "ECE after T by NLL": ours["ece after T"].mean(),
     "ECE after T by ECE": ours["ece after T by ECE"].mean(),
-    "mean absolute difference": np.abs(
-        ours["ece after T"] - ours["ece after T by ECE"]
-    ).mean(),
-    "NLL lost by T by ECE": (ours["nll after T by ECE"] - ours["nll after T"]).mean(),
+    "mean absolute difference": ece_difference.abs().mean(),
+    "NLL lost by T by ECE": nll_lost.mean(),
 }
+print()
+for title, value in by_criterion.items():
+    print(f"{title}: {value:.4f}")
 record = {
     "settings": settings,
-    "seeds": args.seeds,
     "intervals": kind_of_intervals(args.seeds),
     "pages": pages,
     "criterion of T": by_criterion,
+    # Of all runs, also of those of an earlier start.
     "seconds": round(ours["seconds"].sum(), 1),
 }
-write_record(args.output / f"{args.name}.json", record)
-print(
-    "\n" + "\n".join(f"{title}: {value:.4f}" for title, value in by_criterion.items())
-)
-print(f"\nWritten to {args.output}/{args.name}*")
+write_study(args.name, args, record, figures)

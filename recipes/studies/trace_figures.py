@@ -3,7 +3,7 @@
 import numpy as np
 from panels import group_boxes, small_multiples, spread_by_epoch
 from papers.dynamics import learned_epoch, learned_groups
-from records import moving_average
+from records import moving_average, quartiles
 
 
 def mean_of_parts(values, n_bins):
@@ -14,15 +14,46 @@ def mean_of_parts(values, n_bins):
 
 def learned_logits(own, boundaries):
     """The maximum logits of training rows at the end, by the epoch at which they were learned."""
-    groups = learned_groups(learned_epoch(own.epochs, own.row_correct), boundaries)
+    learned = learned_epoch(own.epochs, own.row_correct)
+    groups = learned_groups(learned, boundaries)
     return {group: own.row_max_logit[-1][mask] for group, mask in groups.items()}
+
+
+def learned_quartiles(own, boundaries):
+    """How many rows each group has, and the quartiles of their maximum logits."""
+    return {
+        group: {"rows": len(logits), "quartiles": quartiles(logits)}
+        for group, logits in learned_logits(own, boundaries).items()
+    }
 
 
 def of_three_bins(steps, gammas):
     """The gammas (T, M) of the lowest, the middle and the highest bin by step (T,), as lines of a figure."""
-    last = gammas.shape[1] - 1
-    places = {"lowest bin": 0, "middle bin": (last + 1) // 2, "highest bin": last}
-    return {name: (steps, gammas[:, m]) for name, m in places.items()}
+    n_bins = gammas.shape[1]
+    return {
+        "lowest bin": (steps, gammas[:, 0]),
+        "middle bin": (steps, gammas[:, n_bins // 2]),
+        "highest bin": (steps, gammas[:, -1]),
+    }
+
+
+def lines_of(traced_sets, numbers):
+    """The numbers of each run by epoch, as lines of a figure."""
+    return {
+        name: (traced.epochs, getattr(traced, numbers))
+        for name, traced in traced_sets.items()
+    }
+
+
+def error_figure(panels, ylabel="ECE"):
+    """The ECE by epoch, smoothed, before its values; panel -> name -> TracedSet."""
+    errors = {title: lines_of(found, "ece") for title, found in panels.items()}
+    smooth = {}
+    for title, lines in errors.items():
+        smooth[title] = {
+            name: (epochs, moving_average(ece)) for name, (epochs, ece) in lines.items()
+        }
+    return small_multiples(smooth, faint=errors, xlabel="epoch", ylabel=ylabel)
 
 
 def confidence_figures(held_out, own, boundaries, tested=None):
@@ -34,39 +65,21 @@ def confidence_figures(held_out, own, boundaries, tested=None):
         boundaries: epochs that part the learned rows.
         tested: name -> that of the test rows, which the papers' figures of the ECE show.
     """
-    of_errors = {"validation rows": held_out} | (
-        {"test rows": tested} if tested else {}
-    )
-    error = {
-        title: {name: (traced.epochs, traced.ece) for name, traced in found.items()}
-        for title, found in of_errors.items()
-    }
-    smooth = {
-        title: {
-            name: (epochs, moving_average(ece)) for name, (epochs, ece) in found.items()
-        }
-        for title, found in error.items()
-    }
-    sets = {"validation rows": held_out} | ({"training rows": own} if own else {})
-    logits, rivals = (
-        {
-            title: {
-                name: (traced.epochs, getattr(traced, values))
-                for name, traced in found.items()
-            }
-            for title, found in sets.items()
-        }
-        for values in ("row_max_logit", "row_rival_probability")
-    )
+    of_errors = {"validation rows": held_out}
+    if tested:
+        of_errors["test rows"] = tested
+    sets = {"validation rows": held_out}
+    if own:
+        sets["training rows"] = own
+
+    def spread(numbers, ylabel):
+        panels = {title: lines_of(found, numbers) for title, found in sets.items()}
+        return spread_by_epoch(panels, ylabel=ylabel)
+
     figures = {
-        "ece": small_multiples(
-            smooth,
-            faint=error,
-            xlabel="epoch",
-            ylabel="ECE",
-        ),
-        "max_logit": spread_by_epoch(logits, ylabel="maximum logit"),
-        "rival": spread_by_epoch(rivals, ylabel="probability of the label's rival"),
+        "ece": error_figure(of_errors),
+        "max_logit": spread("row_max_logit", "maximum logit"),
+        "rival": spread("row_rival_probability", "probability of the label's rival"),
     }
     if own:
         figures["learned"] = group_boxes(
@@ -77,46 +90,39 @@ def confidence_figures(held_out, own, boundaries, tested=None):
     return figures
 
 
+def number_of_bins(traced_sets):
+    return next(iter(traced_sets.values())).gaps.shape[1]
+
+
 def gaps_figure(held_out):
     """AdaFocal's figure 2: the gap of each bin of the validation by epoch."""
-    n_bins = next(iter(held_out.values())).gaps.shape[1]
-    panels = {
-        f"bin {m}": {
-            name: (traced.epochs, traced.gaps[:, m])
-            for name, traced in held_out.items()
+    gaps = lines_of(held_out, "gaps")
+    panels = {}
+    for m in range(number_of_bins(held_out)):
+        panels[f"bin {m}"] = {
+            name: (epochs, of_bins[:, m]) for name, (epochs, of_bins) in gaps.items()
         }
-        for m in range(n_bins)
-    }
-    return small_multiples(
-        panels, xlabel="epoch", ylabel="confidence - accuracy on validation", level=0
-    )
+    ylabel = "confidence - accuracy on validation"
+    return small_multiples(panels, xlabel="epoch", ylabel=ylabel, level=0)
 
 
 def correspondence_figure(held_out, own):
     """AdaFocal's figures 1, 7 and 9: training next to validation rows in the lowest, the middle and the highest bin."""
-    n_bins = next(iter(held_out.values())).gaps.shape[1]
-    panels = {
-        f"{name}, bin {m}": {
-            "training rows": (trained.epochs, trained.label_probability[:, m]),
-            "training rows, bins of their own": (
-                trained.epochs,
-                [
-                    mean_of_parts(row, n_bins)[m]
-                    for row in trained.row_label_probability
-                ],
-            ),
-            "validation rows": (
-                held_out[name].epochs,
-                held_out[name].bin_confidence[:, m],
-            ),
-            "accuracy on validation": (
-                held_out[name].epochs,
-                held_out[name].bin_accuracy[:, m],
-            ),
-        }
-        for m in sorted({0, n_bins // 2, n_bins - 1})
-        for name, trained in own.items()
-    }
+    n_bins = number_of_bins(held_out)
+    panels = {}
+    for m in sorted({0, n_bins // 2, n_bins - 1}):
+        for name, trained in own.items():
+            evaluated = held_out[name]
+            independent = [
+                mean_of_parts(row, n_bins)[m] for row in trained.row_label_probability
+            ]
+            accuracy = evaluated.epochs, evaluated.bin_accuracy[:, m]
+            panels[f"{name}, bin {m}"] = {
+                "training rows": (trained.epochs, trained.label_probability[:, m]),
+                "training rows, bins of their own": (trained.epochs, independent),
+                "validation rows": (evaluated.epochs, evaluated.bin_confidence[:, m]),
+                "accuracy on validation": accuracy,
+            }
     return small_multiples(
         panels,
         xlabel="epoch",

@@ -64,7 +64,7 @@ def test_each_task_parses(path: Path, tmp_path: Path) -> None:
     of_models = {
         name
         for each in scripts
-        for name in re.findall(r"(?m)^    (\w+): .*field\(", each.read_text())
+        for name in re.findall(r"(?m)^    (\w+): .*HfArg\(", each.read_text())
     }
     config = {
         key: value

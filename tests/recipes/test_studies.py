@@ -323,7 +323,7 @@ def test_figures_of_ones_own_trainings(
         (
             "post_processing_gap",
             ("--lambdas", "1", "1"),
-            "expected at least 2, all different, got 1 1",
+            "expected at least 2, all different, none below 0, got 1 1",
         ),
         (
             "smooth_calibration",

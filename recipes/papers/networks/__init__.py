@@ -1,8 +1,9 @@
 """Networks of the papers as transformers models. A saved model contains its code, as the Hub expects of custom models.
 
-`from_pretrained(folder, trust_remote_code=True)` loads it where neither this package nor hf_calib is installed.
-Therefore a module imports only torch, transformers and, relatively, its neighbours, which are copied with it. If this
-package is imported, the networks are registered and the copies are not used.
+`from_pretrained(folder, trust_remote_code=True)` loads it where neither this package nor hf_calib
+is installed. Therefore a module imports only torch, transformers and, relatively, its neighbours,
+which are copied with it. If this package is imported, the networks are registered and the copies
+are not used.
 """
 
 from __future__ import annotations

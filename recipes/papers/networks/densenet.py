@@ -17,9 +17,10 @@ class DenseNetConfig(PreTrainedConfig):
     """Depth and stem of a `DenseNetForImageClassification`.
 
     Args:
-        depth: 121; or 40, Huang's smallest network for CIFAR, with growth 12, neither bottlenecks nor compression, and
-            the small stem.
-        stem: "small" (a 3x3 convolution) for images of 32 or 64 pixels, "large" (7x7 with stride 2, a pooling) for 224.
+        depth: 121; or 40, Huang's smallest network for CIFAR, with growth 12, neither bottlenecks
+            nor compression, and the small stem.
+        stem: "small" (a 3x3 convolution) for images of 32 or 64 pixels, "large" (7x7 with stride 2,
+            a pooling) for 224.
     """
 
     model_type = "densenet"
@@ -41,13 +42,15 @@ class DenseNetConfig(PreTrainedConfig):
 class DenseNetForImageClassification(ImageClassifier):
     """Classify images by a network in which every layer of a block reads all before it.
 
-    The parameters have torchvision's names. With the large stem, weights that were trained on ImageNet with torchvision
-    or timm load unchanged, and a head for other classes is new: `from_pretrained("timm/densenet121.tv_in1k",
-    config=DenseNetConfig(stem="large", num_labels=14), ignore_mismatched_sizes=True)`.
+    The parameters have torchvision's names. With the large stem, weights that were trained on
+    ImageNet with torchvision or timm load unchanged, and a head for other classes is new:
+    `from_pretrained("timm/densenet121.tv_in1k", config=DenseNetConfig(stem="large", num_labels=14),
+    ignore_mismatched_sizes=True)`.
 
     References:
-        Huang, Liu, van der Maaten, Weinberger, Densely Connected Convolutional Networks, 2017; the code of Mukhoti et
-        al., Calibrating Deep Neural Networks using Focal Loss, 2020 (small stem); Rajpurkar et al., CheXNet, 2017.
+        Huang, Liu, van der Maaten, Weinberger, Densely Connected Convolutional Networks, 2017; the
+        code of Mukhoti et al., Calibrating Deep Neural Networks using Focal Loss, 2020 (small
+        stem); Rajpurkar et al., CheXNet, 2017.
     """
 
     config_class = DenseNetConfig
@@ -108,16 +111,14 @@ class _DenseLayer(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         new = self.conv1(F.relu(self.norm1(features)))
-        return torch.cat(
-            [features, new if self.plain else self.conv2(F.relu(self.norm2(new)))],
-            dim=1,
-        )
+        if not self.plain:
+            new = self.conv2(F.relu(self.norm2(new)))
+        return torch.cat([features, new], dim=1)
 
 
 def _transition(n_in: int, n_out: int) -> nn.Sequential:
     """Other channels, half of the size."""
-    convolution = nn.Conv2d(n_in, n_out, 1, bias=False)
-    layers = OrderedDict[str, nn.Module](
-        norm=nn.BatchNorm2d(n_in), relu=nn.ReLU(), conv=convolution
-    )
-    return nn.Sequential(OrderedDict(layers, pool=nn.AvgPool2d(2)))
+    layers = OrderedDict[str, nn.Module](norm=nn.BatchNorm2d(n_in), relu=nn.ReLU())
+    layers["conv"] = nn.Conv2d(n_in, n_out, 1, bias=False)
+    layers["pool"] = nn.AvgPool2d(2)
+    return nn.Sequential(layers)

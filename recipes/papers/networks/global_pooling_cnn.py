@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,8 +15,9 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 class GlobalPoolingCNNConfig(PreTrainedConfig):
     """Sizes of a `GlobalPoolingCNNForSequenceClassification`; the defaults are those of the papers' code.
 
-    `vocab_size` is `len(tokenizer)`, `embedding_size` that of the GloVe file where one is used. Each convolution but
-    the last is followed by a pooling of stride 1; kernel and pool have odd sizes. The padding token's vector is zero.
+    `vocab_size` is `len(tokenizer)`, `embedding_size` that of the GloVe file where one is used.
+    Each convolution but the last is followed by a pooling of stride 1; kernel and pool have odd
+    sizes. The padding token's vector is zero.
     """
 
     model_type = "global_pooling_cnn"
@@ -54,13 +54,15 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
                      -> dense, ReLU, dropout -> classifier
 
     Notes:
-        The authors' code pads every text to 1,000 words, and the padding takes part in the maximum. Here padded
-        positions are zero before each layer and every layer but the first reads outputs of a ReLU, so that they never
-        win: a text's logits do not depend on the batch it is in. "Same" convolutions let a single word work too.
+        The authors' code pads every text to 1,000 words, and the padding takes part in the maximum.
+        Here padded positions are zero before each layer and every layer but the first reads outputs
+        of a ReLU, so that they never win: a text's logits do not depend on the batch it is in.
+        "Same" convolutions let a single word work too.
 
     References:
-        Lin, Chen, Yan, Network In Network, 2014 (pooling); Kumar, Sarawagi, Jain, Trainable Calibration Measures,
-        2018, and Mukhoti et al., Calibrating Deep Neural Networks using Focal Loss, 2020, whose code has this network.
+        Lin, Chen, Yan, Network In Network, 2014 (pooling); Kumar, Sarawagi, Jain, Trainable
+        Calibration Measures, 2018, and Mukhoti et al., Calibrating Deep Neural Networks using Focal
+        Loss, 2020, whose code has this network.
 
     >>> model = GlobalPoolingCNNForSequenceClassification(GlobalPoolingCNNConfig(vocab_size=50, num_labels=4))
     >>> model(input_ids=torch.tensor([[7, 3, 9], [5, 0, 0]])).logits.shape
@@ -76,15 +78,13 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         self.embeddings = nn.Embedding(
             config.vocab_size, config.embedding_size, config.pad_token_id
         )
-        channels = [config.embedding_size] + [
-            config.hidden_size
-        ] * config.num_conv_layers
+        self.convolutions = nn.ModuleList()
+        n_in = config.embedding_size
         kernel = config.kernel_size
-        layers = [
-            nn.Conv1d(n_in, n_out, kernel, padding=kernel // 2)
-            for n_in, n_out in pairwise(channels)
-        ]
-        self.convolutions = nn.ModuleList(layers)
+        for _ in range(config.num_conv_layers):
+            layer = nn.Conv1d(n_in, config.hidden_size, kernel, padding=kernel // 2)
+            self.convolutions.append(layer)
+            n_in = config.hidden_size
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
@@ -100,9 +100,9 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         """Logits (N, C) of ids (N, L), padded on either side, and the mean cross entropy in nats of labels (N,)."""
         pooled = self._pool_words(input_ids, attention_mask)
         logits = self.classifier(self.dropout(F.relu(self.dense(pooled))))
-        loss = (
-            None if labels is None else self.loss_function(labels, logits, self.config)
-        )
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels, logits, self.config)
         output = SequenceClassifierOutput(loss=loss, logits=logits)
         return output if return_dict in (None, True) else output.to_tuple()
 
@@ -127,52 +127,44 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         if input_ids.shape[1] == 0:
             return self.dense.weight.new_zeros(len(input_ids), self.config.hidden_size)
         if attention_mask is None:
-            pad = self.config.pad_token_id
-            attention_mask = (
-                torch.ones_like(input_ids) if pad is None else input_ids != pad
-            )
-        if (
-            not input_ids.is_cpu
-            or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()
-        ):
+            attention_mask = torch.ones_like(input_ids)
+            if self.config.pad_token_id is not None:
+                attention_mask = input_ids != self.config.pad_token_id
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if is_traced or not input_ids.is_cpu:
             return self._convolve(input_ids, attention_mask)
-        # On a CPU the time is the convolutions', and most of a batch of documents is padding. Texts of like length
-        # go together, without the padding that they share (benchmarks/word_cnn.py).
+        # On a CPU the time is the convolutions', and most of a batch of documents is padding. Texts
+        # of like length go together, without the padding that they share (benchmarks/word_cnn.py).
         by_length = attention_mask.sum(dim=1).argsort()
         pooled = []
         for rows in by_length.split(16):
-            used = attention_mask[rows].any(dim=0).nonzero().flatten().tolist() or [0]
+            mask = attention_mask[rows]
+            used = mask.any(dim=0).nonzero().flatten().tolist() or [0]
             words = slice(used[0], used[-1] + 1)
-            pooled.append(
-                self._convolve(input_ids[rows, words], attention_mask[rows, words])
-            )
+            pooled.append(self._convolve(input_ids[rows, words], mask[:, words]))
         return torch.cat(pooled)[by_length.argsort()]
 
     def _convolve(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
-        # (N, channels, 1, L), in memory one position's channels after another: a pooling of stride 1 is five times
-        # as fast so as torch's of one dimension.
+        # (N, channels, 1, L), in memory one position's channels after another: a pooling of stride
+        # 1 is five times as fast so as torch's of one dimension.
         hidden = self.embeddings(input_ids).transpose(1, 2).unsqueeze(2)
         mask = attention_mask[:, None, None, :].to(hidden.dtype)
         kernel, pool = self.config.kernel_size, self.config.pool_size
         for number, convolution in enumerate(self.convolutions):
             if number > 0:
-                hidden = F.max_pool2d(
-                    hidden, (1, pool), stride=1, padding=(0, pool // 2)
-                )
+                beside = (0, pool // 2)
+                hidden = F.max_pool2d(hidden, (1, pool), stride=1, padding=beside)
             # Zero cannot win a maximum over outputs of a ReLU, and adds nothing to a convolution.
             weight, bias = convolution.parameters()
-            hidden = F.conv2d(
-                hidden * mask, weight.unsqueeze(2), bias, padding=(0, kernel // 2)
-            )
+            beside = (0, kernel // 2)
+            hidden = F.conv2d(hidden * mask, weight.unsqueeze(2), bias, padding=beside)
             hidden = F.relu(hidden) * mask
         return hidden.amax(dim=(2, 3))
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, (nn.Conv1d, nn.Linear)):
-            init.xavier_uniform_(
-                module.weight
-            )  # Glorot's, as in Keras, in which the papers' code is written
+            # Glorot's, as in Keras, in which the papers' code is written.
+            init.xavier_uniform_(module.weight)

@@ -32,9 +32,9 @@ class ImageClassifier(PreTrainedModel):
         side = getattr(self.config, "pooled_size", 1)
         pooled = F.adaptive_avg_pool2d(self.features(pixel_values), side)
         logits = self.classifier(pooled.flatten(1))
-        loss = (
-            None if labels is None else self.loss_function(labels, logits, self.config)
-        )
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels, logits, self.config)
         output = ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)
         return output if return_dict in (None, True) else output.to_tuple()
 

@@ -37,9 +37,10 @@ class VGGConfig(PreTrainedConfig):
 class VGGForImageClassification(ImageClassifier):
     """Classify small images by 3x3 convolutions with batch norm, halved five times, and one linear layer.
 
-    The form that is usual for CIFAR: the features of Simonyan, Zisserman, Very Deep Convolutional Networks for
-    Large-Scale Image Recognition, 2015, without the two layers of 4,096, which images of 32 pixels do not need. The
-    comparison study says no more than "VGG16". The parameters of `features` have torchvision's names.
+    The form that is usual for CIFAR: the features of Simonyan, Zisserman, Very Deep Convolutional
+    Networks for Large-Scale Image Recognition, 2015, without the two layers of 4,096, which images
+    of 32 pixels do not need. The comparison study says no more than "VGG16". The parameters of
+    `features` have torchvision's names.
     """
 
     config_class = VGGConfig
