@@ -51,7 +51,7 @@ test-machines: setup
 
 # With TRL, SetFit and Lightning, away from what the other tests run in.
 test-trainers: .venv-trainers/installed
-	.venv-trainers/bin/python -m pytest tests/trl
+	.venv-trainers/bin/python -m pytest tests/trl tests/test_private_names.py
 
 .venv-trainers/installed: $(VENV)/installed
 	$(call over_the_first,.venv-trainers)
