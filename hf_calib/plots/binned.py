@@ -146,7 +146,7 @@ def reliability_of_sums(
             upper.set_title(_summary(sums, n), fontsize=7, loc="left", pad=4)
             if column == columns[0]:
                 _name_row(upper, row)
-        n_in_a_row = {1: 2, 2: 4}.get(len(columns), 6)
+        n_in_a_row = min(1 + len(columns), 5)
         style.add_legend(figure, *figure.axes, columns=n_in_a_row)
     return figure
 

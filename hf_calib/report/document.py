@@ -222,6 +222,8 @@ class Section(_OfTexts, Block):
 
     title: str
     blocks: Sequence[Block]
+    # Whether a page shows the title only, until a reader asks for the rest.
+    folded: bool = False
 
     def markdown(self, level: int) -> str:
         parts = [f"{'#' * level} {safe(self.title)}"]

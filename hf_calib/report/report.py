@@ -50,6 +50,13 @@ _TITLES = {key: measure.title for key, measure in MEASURES.items()}
 _MOST_CLASSES = 30
 _MOST_BINS = 5
 # The metrics to read first, single-label and multi-label.
+# What the metrics to read first say, after their titles.
+_MEANINGS = {
+    "accuracy": "the share of predictions that are right.",
+    "nll": "the mean of -log p of the label; lower is better, and it sees every class.",
+    "brier": "the mean squared distance of the probabilities from the label, from 0 to 2.",
+    "ece": "how far confidence is from accuracy on average, over bins of the confidence.",
+}
 _FIRST = (
     "accuracy",
     "nll",
@@ -353,24 +360,35 @@ class CalibrationReport:
 
     def document(self, *, with_figures: bool = False) -> Document:
         """The report as blocks, for any form; figures take longer than everything else."""
-        warnings = self.warnings
-        blocks: list[Block] = [
+        level = self.settings.level
+        caption = f"Metrics with their {level} intervals"
+        first = Table(caption, *self.metric_table(_FIRST))
+        titles = self._titles
+        meanings = [
+            f"{titles[key]}: {said}" for key, said in _MEANINGS.items() if key in titles
+        ]
+        blocks: list[Block] = []
+        # Whoever asked for a rule reads it first.
+        parts = self._blocks_of_parts()
+        if self.decisions is not None:
+            blocks.append(parts.pop(0))
+        blocks += [
             Lead(self.verdict, strong=True),
             Lead(self.summary()),
-            Section("Diagnosis", [Bullets(self.diagnosis[1:])]),
         ]
+        notes = [Bullets(meanings, faint=True)] if meanings else []
+        blocks.append(Section("In short", [first, *notes]))
+        warnings = self.warnings
         if warnings:
             blocks.append(Section("Caveats", [Bullets(warnings, label="Note: ")]))
         if with_figures:
             blocks.append(Section("Figures", [self._drawn()]))
-        metrics = Table(
-            f"Metrics with their {self.settings.level} intervals",
-            *self.metric_table(),
-            title=self._heading,
-        )
-        notes = Bullets(self.footnotes(), faint=True)
-        blocks.append(Section("Metrics", [metrics, notes]))
-        blocks += self._blocks_of_parts()
+        diagnosis = Bullets(self.diagnosis[1:])
+        blocks.append(Section("Diagnosis", [diagnosis], folded=True))
+        metrics = Table(caption, *self.metric_table(), title=self._heading)
+        reading = Bullets(self.footnotes(), faint=True)
+        blocks.append(Section("Metrics", [metrics, reading], folded=True))
+        blocks += parts
         blocks += self._tables()
         written = datetime.now(timezone.utc).date().isoformat()
         end = f"Written by hf_calib {version('hf_calib')} on {written}."
@@ -393,12 +411,13 @@ class CalibrationReport:
         if self.multi_label:
             caption = f"Labels with their {self.settings.level} intervals"
             table = Table(caption, *multi_label.label_table(self))
-            yield Section(f"Labels{state}", [table])
+            yield Section(f"Labels{state}", [table], folded=True)
             return
         bins = sorted(self.final.bins, key=lambda row: -row.contribution)
         cells = document.table_of_rows(bins[:_MOST_BINS], _BIN_COLUMNS)
         table = Table("Bins that add most to the ECE", *cells)
-        yield Section(f"Bins that add most to the calibration error{state}", [table])
+        title = f"Bins that add most to the calibration error{state}"
+        yield Section(title, [table], folded=True)
         classes = sorted(self.final.classes, key=lambda row: -row.class_gap)
         if classes:
             shown = classes[:_MOST_CLASSES]
@@ -406,7 +425,7 @@ class CalibrationReport:
                 f"{len(shown)} classes, those with the largest classwise ECE first"
             )
             cells = document.table_of_rows(shown, _CLASS_COLUMNS)
-            yield Section(f"Classes{state}", [Table(caption, *cells)])
+            yield Section(f"Classes{state}", [Table(caption, *cells)], folded=True)
 
     def figures(self) -> dict[str, Figure]:
         """Matplotlib figures by name, drawn when this is called; see `hf_calib.plots` for each."""

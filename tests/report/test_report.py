@@ -323,11 +323,25 @@ def test_html_is_one_safe_file_that_can_be_heard_and_used_without_a_mouse() -> N
     )
 
 
+def test_a_page_begins_with_what_people_read_and_folds_the_rest() -> None:
+    page = overconfident_page()
+    open_part, *folded = page.split("<details>")
+    shown = re.findall("<h2>(.*?)</h2>", open_part)
+    assert shown[0] == "In short"
+    assert "Expected calibration error (ECE): how far confidence is from" in open_part
+    titles = [re.findall("<summary><h2>(.*?)</h2>", part)[0] for part in folded]
+    assert titles[:2] == ["Diagnosis", "Metrics"]
+    assert page.count("<details>") == page.count("</details>")
+
+
 def test_before_stands_under_before_and_after_under_after() -> None:
     report, record = overconfident(), overconfident().to_dict()
     assert report.after is not None
     tables = re.findall(r"<table>.*?</table>", overconfident_page(), flags=re.DOTALL)
-    metric_rows, bin_rows, class_rows = map(cells, tables)
+    first_rows, metric_rows, bin_rows, class_rows = map(cells, tables)
+    assert [row[0] for row in first_rows[1:]] == [
+        MEASURES[key].title for key in ("accuracy", "nll", "brier", "ece")
+    ]
     assert metric_rows[0] == ["metric", "before", "after"]
     for row, key in zip(metric_rows[1:-1], MEASURES, strict=True):
         for cell, state in zip(row[1:], report.states.values(), strict=True):
