@@ -243,6 +243,18 @@ def test_every_mark_is_in_the_legend_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("names", ["a", "ab", "abc"])
+def test_the_whole_legend_is_in_the_figure(names: str) -> None:
+    confidences = np.append([0.2, 0.9] * 10, 0.5)
+    figure = reliability_diagram({name: (confidences, np.ones(21)) for name in names})
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert "fewer than 10 rows" in [each.get_text() for each in legend.get_texts()]
+    extent = legend.get_window_extent()
+    assert figure.bbox.containsx(extent.x0)
+    assert figure.bbox.containsx(extent.x1)
+
+
 @pytest.mark.parametrize("weight", [1.0, 0.01, 100.0])
 def test_bins_of_few_rows_are_faded(weight: float) -> None:
     counts = np.array([9, 0, 10])
