@@ -154,7 +154,7 @@ class _Values(yaml.SafeLoader):
         return found
 
 
-# Deeper ones would exhaust the stack of Python.
+# Much deeper ones would exhaust the stack of Python.
 _DEEPEST = 20
 # In bytes; half a second for the reader.
 _LARGEST_FILE = 2**15

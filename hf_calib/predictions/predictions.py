@@ -62,9 +62,8 @@ class LabelKind(NamedTuple):
         wide = logits.astype(np.float64)
         if self.sigmoid:
             return np.asarray(expit(wide))
-        with np.errstate(
-            invalid="ignore"
-        ):  # Rows with inf become NaN, which raises later.
+        # Rows with inf become NaN, which raises later.
+        with np.errstate(invalid="ignore"):
             return np.asarray(softmax(wide, axis=1))
 
 
