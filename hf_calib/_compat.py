@@ -24,6 +24,7 @@ def load_saved_names(model: Any) -> None:
     from transformers import PreTrainedModel
     from transformers.conversion_mapping import get_model_conversion_mapping
 
+    # A class with a loader of its own knows its own names.
     plain = (
         isinstance(model, PreTrainedModel)
         and type(model).load_state_dict is nn.Module.load_state_dict
@@ -64,6 +65,8 @@ def _with_names_in_memory(model: Any, saved: Mapping[str, Tensor]) -> dict[str, 
         skeleton, dict(saved), LoadStateDictConfig(weight_mapping=mapping)
     )
     found = nn.Module.state_dict(skeleton)
+    # Parameters that were not saved are still without data, and are missing in the
+    # result as they are in the file.
     return {name: value for name, value in found.items() if not value.is_meta}
 
 
@@ -76,6 +79,7 @@ def full_float32() -> Iterator[None]:
     """
     switch: Any = torch.set_float32_matmul_precision
     try:
+        # "highest" and "ieee" are the names of full float32 in the two interfaces.
         before, full = torch.get_float32_matmul_precision(), "highest"
     except RuntimeError:
         switch = partial(setattr, torch.backends.cuda.matmul, "fp32_precision")

@@ -139,6 +139,7 @@ def look_alikes(names: Iterable[str], others: Iterable[str]) -> str:
     for name in names:
         if (other := known.get(_as_it_looks(name), name)) != name:
             return (
+                # In ASCII, characters that look the same are shown by their numbers.
                 f"{name!a} and {other!a} differ only by spaces or by their Unicode form"
             )
     return ""
@@ -146,6 +147,9 @@ def look_alikes(names: Iterable[str], others: Iterable[str]) -> str:
 
 def _as_it_looks(name: str) -> str:
     visible = (
-        c for c in unicodedata.normalize("NFC", name) if unicodedata.category(c) != "Cf"
+        # Characters of the category Cf, such as a zero-width space, are not visible.
+        c
+        for c in unicodedata.normalize("NFC", name)
+        if unicodedata.category(c) != "Cf"
     )
     return " ".join("".join(visible).split())

@@ -62,6 +62,7 @@ def check_output(output: Path | None) -> None:
         for path in (output, *(there / name for name in missing)):
             with suppress(FileNotFoundError, NotADirectoryError):
                 path.lstat()
+        # Permissions, quotas and read-only file systems show only when a file is made.
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
@@ -177,7 +178,11 @@ def scratch_folder(home: Path) -> Iterator[Path]:
     """
     # Pushes to the Hub leave out files and folders whose names start with "_".
     named = tempfile.TemporaryDirectory(
-        prefix="_saving-hf_calib-", dir=home, ignore_cleanup_errors=True
+        prefix="_saving-hf_calib-",
+        dir=home,
+        # An error while the folder is removed would replace the one that is being
+        # raised.
+        ignore_cleanup_errors=True,
     )
     with named as scratch:
         yield Path(scratch)

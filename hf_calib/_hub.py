@@ -36,12 +36,15 @@ logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 
-_YAML: Any = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # The former is 20 times faster.
-_DEEPEST = 20  # Results of a model are at level 7.
-_PAUSES = (1, 2, 4, 8)  # seconds before a push is tried again
+# The former is 20 times faster.
+_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# Results of a model are at level 7.
+_DEEPEST = 20
+# Seconds before a push is tried again.
+_PAUSES = (1, 2, 4, 8)
+# The Hub's answers if another commit has come first.
 _OTHERS_WERE_FASTER = {409, 412}
+# None is no answer at all, for example if the connection was cut.
 _MAY_PASS = {None, 429, 500, 502, 503, 504}
 _TOKENS = "https://huggingface.co/settings/tokens"
 _NEW_TOKEN = (
@@ -69,14 +72,14 @@ def read_card(path: Path, *, is_ours: bool = True) -> Any:
     In the card of another model, results of another form do not matter.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")  # Notepad writes a byte-order mark.
+        # Notepad writes a byte-order mark.
+        text = path.read_text(encoding="utf-8-sig")
         _check_metadata(text)
         return ModelCard(text, ignore_metadata_errors=not is_ours)
     except OSError:
         raise
-    except (
-        Exception
-    ) as error:  # YAML and the checks of the metadata raise different errors.
+    # YAML and the checks of the metadata raise different errors.
+    except Exception as error:
         got = f"{path} ({printable(error)[:300]})"
         way_out = "correct the lines between the two ---, or move the file away for a new card"
         raise InputValueError(
@@ -135,6 +138,7 @@ def push_files(
     def attempt() -> CommitInfo:
         if not create_pr:
             api.create_repo(repo_id, private=to.private, exist_ok=True)
+            # References such as refs/pr/1 are made by the Hub only.
             if revision not in (None, "main") and not revision.startswith("refs/"):
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
         head = api.model_info(repo_id, revision=revision)
@@ -148,7 +152,8 @@ def push_files(
             added + [CommitOperationDelete(name) for name in removed],
             commit_message=message,
             revision=revision,
-            parent_commit=head.sha,  # The push fails if somebody else has pushed since then.
+            # The push fails if somebody else has pushed since then.
+            parent_commit=head.sha,
             create_pr=create_pr,
         )
 

@@ -24,7 +24,8 @@ from hf_calib._errors import (
 
 # JSON of this size takes less than 100 MB in memory.
 _MOST_BYTES = 2**24
-MOST_BYTES_OF_A_MAP = 2**28  # A matrix for 3,600 classes.
+# A matrix for 3,600 classes.
+MOST_BYTES_OF_A_MAP = 2**28
 # A container takes up to 30 times the memory of its text,
 # and a matrix of numbers has only one for each row.
 _MOST_CONTAINERS = 300_000
@@ -42,6 +43,7 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def number(value: Any) -> bool:
     """Whether a value is a finite number, which a float can hold."""
+    # True is an int for Python, but no number for JSON.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and abs(value) <= sys.float_info.max
 
@@ -136,6 +138,7 @@ def read_file(path: Path, most_bytes: int) -> bytes:
         is_small = found.st_size <= most_bytes
         check(is_small, requirement, f"{found.st_size:,}", _SAVE_AGAIN)
         with path.open("rb") as file:
+            # A file that grows in the meantime is read up to the size that was checked.
             return file.read(found.st_size)
     except OSError as error:
         got = error.strerror or str(error)
@@ -162,6 +165,7 @@ def parse_json(
         record = json.loads(content.decode("utf-8"), object_pairs_hook=each_once)
     except InputValueError as error:
         raise InputValueError(f"{what}: {error}") from error
+    # Lists within thousands of lists exceed Python's stack.
     except (ValueError, RecursionError) as error:
         got = f"{type(error).__name__}: {printable(error)[:200]}"
         raise InputValueError(

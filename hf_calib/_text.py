@@ -68,9 +68,11 @@ def is_hub_name(name: object) -> bool:
         r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", name, re.ASCII
     ):
         return False
+    # A name with one of these endings is that of a file, even if it is missing.
     ends = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gz", ".txt", ".npz")
     return (
         not name.endswith(ends)
+        # The Hub refuses two dots or two dashes in a row.
         and ".." not in name
         and "--" not in name
         and not os.path.exists(name)

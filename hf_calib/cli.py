@@ -70,6 +70,7 @@ def _print_all_options(context: typer.Context, value: bool) -> None:
 _HELP_ALL = typer.Option(
     "--help-all",
     help="Show all options and exit.",
+    # It is read before a missing argument is an error.
     is_eager=True,
     callback=_print_all_options,
 )
@@ -86,6 +87,7 @@ class _Commands(TyperGroup):
         code 1.
         """
         try:
+            # A shell can start a program without stdout, by >&-.
             is_open = sys.stdout is not None
             check(is_open, "stdout to be open", "a closed one", "send it to a file")
             return super().invoke(context)
@@ -102,6 +104,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
+    # The variables of a traceback could show a token, or rows of the data.
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
@@ -133,6 +136,7 @@ def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
         plain = without_none(hint)
         is_choice = get_origin(plain) is Literal
         choices = "|".join(get_args(plain)) if is_choice else None
+        # The value of --test-data and --ood-data is that of --data.
         last_word = each.name.rpartition("_")[2]
         value = _VALUES.get(last_word) or _VALUES.get(plain)
         panel = None if each.name in first else "More"
@@ -168,6 +172,7 @@ def _telling() -> Iterator[
         TimeRemainingColumn,
     )
 
+    # A user's own settings stay. Bars of other libraries would fill a file of stderr.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TQDM_DISABLE", "" if sys.stderr.isatty() else "1")
     columns = (
@@ -177,10 +182,13 @@ def _telling() -> Iterator[
         TimeRemainingColumn(),
     )
     bars = Progress(*columns, console=Console(stderr=True))
+    # This one is never started; the first stage cancels it like any other.
     timer = threading.Timer(_PATIENCE, print)
 
     def move(done: int, total: int | None) -> None:
         bars.start()
+        # Each set of rows has a bar of its own, which begins when the one before is
+        # full.
         if not bars.tasks or bars.tasks[-1].finished:
             bars.add_task("", total=total)
         bars.advance(bars.tasks[-1].id, done)
@@ -218,13 +226,16 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
     try:
         for part in parts:
             if isinstance(part, str):
+                # Brackets and colons in names are no markup.
                 screen.print(visible(part), markup=False, emoji=False, highlight=False)
             elif isinstance(part, list):
+                # rich would break lines that are to be copied.
                 print(*map(visible, part), sep="\n")
             else:
                 form = getattr(part, "document" if show_all else "short", None)
                 shown = part if form is None else form()
                 shown.show(screen)
+        # A full disk is otherwise noticed only as Python ends.
         sys.stdout.flush()
     except OSError as error:
         # The reader, such as head, has read enough.
@@ -298,21 +309,26 @@ def _add(kind: type[options.Command]) -> None:
                 command = kind(**chosen)
                 done = command(*told, _warn)
         except InputError as error:
+            # In Python, the same message names arguments.
             raise InputError(_with_options(str(error), kind, chosen)) from error
         # The documents of the others have them.
         if kind is not options.Evaluate:
             for note in getattr(getattr(done, "report", done), "notes", ()):
                 _warn(note)
         if as_json:
+            # NaN is no JSON, and readers in other languages would refuse the whole
+            # document.
             parts: list[Any] = [[json.dumps(done.to_dict(), allow_nan=False)]]
         else:
             parts = [*getattr(done, "lines", [done])]
             if output is not None:
+                # A file that is written over has the same name, but another time.
                 written = _entries(output) - before
                 names = ", ".join(sorted({name for name, _, _ in written}))
                 parts += ["", [f"Written to {output}: {names}"]]
         _print(parts, show_all=show_all)
 
+    # typer reads the options of a command from its signature.
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in given}
     epilog = f"Example: hf-calib {kind.command()} {kind.example}"
@@ -326,5 +342,6 @@ for _kind in options.COMMANDS:
     _add(_kind)
 
 
-if __name__ == "__main__":  # accelerate launch -m hf_calib.cli
+# For `accelerate launch -m hf_calib.cli`.
+if __name__ == "__main__":
     app()

@@ -73,6 +73,7 @@ def write_card(
     folder = Path(folder)
     facts = read_facts(folder)
     name = (
+        # The Hub allows no other characters in a name.
         repo_id or re.sub(r"[^\w.-]+", "-", folder.resolve().name).strip("-") or "model"
     )
     introduction, section = _written(facts, name)
@@ -157,7 +158,11 @@ def citations(*methods: str | None) -> list[str]:
 def _written(facts: Facts, name: str) -> tuple[str, str]:
     """The introduction of a new card, and the section on calibration."""
     environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, autoescape=True, finalize=_escaped
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Names and texts come from data, and may hold markup.
+        autoescape=True,
+        finalize=_escaped,
     )
     environment.filters.update(
         fenced=_fenced, sentence=lambda text: Markup(safe(printable(text)))

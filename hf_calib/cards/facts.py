@@ -83,6 +83,7 @@ def _is_metric(key: str, metric: Any) -> bool:
     value, low, high = (metric[name] for name in Interval._fields)
     known = [each for each in (value, low, high) if each is not None]
     most = 1.0
+    # Over all classes, the Brier score of a sure and wrong prediction is 2.
     if "brier" in key:
         most = 2.0
     if "nll" in key:
@@ -104,7 +105,8 @@ REPORT_KINDS = {
     "confidence_level": number,
     "verdict": str,
 }
-_FEW = 6  # The most temperatures that are shown.
+# The most temperatures that are shown.
+_FEW = 6
 
 
 @dataclass(frozen=True)
@@ -113,18 +115,16 @@ class Results:
     served.
     """
 
-    columns: Mapping[
-        str, Mapping[str, Any]
-    ]  # by key, the metrics as report.json has them
-    about: Mapping[
-        str, Any
-    ]  # the rows, how many of them a calibrator was fitted on ("seen"), and "autocast"
+    # The metrics of each column by their keys, as report.json has them.
+    columns: Mapping[str, Mapping[str, Any]]
+    # The rows, how many of them a calibrator was fitted on ("seen"), and "autocast".
+    about: Mapping[str, Any]
     n_bins: int | None
-    level: float | None = (
-        None  # of the intervals; None without a report, which has intervals and a verdict
-    )
+    # That of the intervals; None without a report, which has intervals and a verdict.
+    level: float | None = None
     verdict: str = ""
-    figures: Sequence[str] = ()  # paths in the folder
+    # The paths of the figures in the folder.
+    figures: Sequence[str] = ()
 
     @property
     def titles(self) -> dict[str, str]:
@@ -142,16 +142,15 @@ class Facts:
     """A folder's model."""
 
     config: Mapping[str, Any]
-    record: Mapping[
-        str, Any
-    ]  # calibration.json, or its part in config.json; empty without a calibrator
+    # calibration.json, or its part in config.json; empty without a calibrator.
+    record: Mapping[str, Any]
     folded: bool
     task: Task | None
     prompt: PromptTemplate | None
-    results: (
-        Results | None
-    )  # None where nothing was measured, or not with these weights
-    decisions: str | None  # a sentence on the rule next to the model
+    # None where nothing was measured, or not with these weights.
+    results: Results | None
+    # A sentence on the rule next to the model.
+    decisions: str | None
 
     @property
     def title(self) -> str:
@@ -163,6 +162,8 @@ class Facts:
     def settings(self) -> list[str]:
         """The calibrator's temperatures, if there are few, and its criterion."""
         known = {**self.record, **self.record.get("parameters", {})}
+        # A calibrator may be a single weight without a bias, which people know as a
+        # temperature.
         scale = self.record.get("weight")
         if (
             isinstance(scale, float)
@@ -266,6 +267,7 @@ def _reported(weights: StoredWeights, record: Mapping[str, Any]) -> Results | No
         return None
     wanted = report["about"].get("fingerprint")
     is_known = wanted == record.get("fingerprint")
+    # A report without a calibrator is compared with the weights themselves.
     if not record:
         is_known = wanted is None or weights.have(wanted)
     if not is_known:
@@ -330,6 +332,7 @@ def _decisions(weights: StoredWeights, known: str | None) -> str | None:
 def _json(path: Path, kinds: Mapping[str, Any], *most_bytes: int) -> dict[str, Any]:
     """A JSON file; empty, with a warning if there is one, where it cannot be read."""
     try:
+        # A link to nothing is there as well, and is warned of.
         return read_json(path, kinds, *most_bytes) if os.path.lexists(path) else {}
     except InputError as error:
         _left_out(f"{path.name}: {error}", "Save the model or the report again.")

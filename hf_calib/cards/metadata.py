@@ -18,7 +18,8 @@ from hf_calib.cards.facts import Facts, Results
 
 logger = logging.getLogger(__name__)
 
-_OURS = "hf_calib"  # marks our results among others
+# This value marks our results among those of others.
+_OURS = "hf_calib"
 # These are readers of local files in the datasets library, not names of datasets.
 _PACKAGED = {
     "arrow",
@@ -47,9 +48,8 @@ def update_metadata(
     data: Any, facts: Facts, model_name: str, given: Mapping[str, Any]
 ) -> None:
     """Fill in missing metadata from the facts; values that a caller gives replace existing ones."""
-    data.library_name = (
-        "transformers"  # adapters, which were trained with peft, are merged
-    )
+    # Adapters, which were trained with peft, are merged.
+    data.library_name = "transformers"
     data.tags = sorted(
         {*_names(data.tags), *(("calibration", "hf_calib") if facts.record else ())}
     )
@@ -67,7 +67,8 @@ def update_metadata(
         data.language = _names(given["language"])
     data.license = given["license"] or data.license
     if data.license is None and len(named) == 1:
-        with suppress(Exception):  # If the Hub cannot be read, the card has no license.
+        # If the Hub cannot be read, the card has no license.
+        with suppress(Exception):
             card = Path(hf_hub_download(named[0], CARD))
             data.license = read_card(card, is_ours=False).data.license
     if data.license is None:
@@ -102,7 +103,8 @@ def is_dataset_name(name: object) -> bool:
 
 def _names(value: str | Sequence[str] | None) -> list[str]:
     values = [value] if isinstance(value, str) else value
-    if not isinstance(values, Sequence):  # A card of another program may hold anything.
+    # A card of another program may hold anything.
+    if not isinstance(values, Sequence):
         return []
     return [each for each in values if isinstance(each, str)]
 

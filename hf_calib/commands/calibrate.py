@@ -163,6 +163,8 @@ def run(options: Calibrate, running: Running) -> Calibration:
 
     def check_labels(kind: LabelKind) -> None:
         check_kind(kind, options)
+        # A method that does not go with the labels is refused before any row is
+        # predicted.
         make_scaler(options, kind)
 
     source = open_source(options, running, check_labels, all_columns=True)
@@ -189,11 +191,13 @@ def make_scaler(options: Calibrate, kind: LabelKind, default: str = "auto") -> A
     folds_only = options.data is not None and kind is not SINGLE_LABEL
     known = [name for name in kind.maps if name in FOLDABLE_SCALERS or not folds_only]
     criterion = options.criterion
+    # Only a temperature has a criterion, and `auto` has no weighted form.
     if criterion or options.weight_column:
         default = "temperature"
     method = options.method or default
     requirement = f"method to be one of {', '.join(known)} for {kind.name} rows"
     way_out = did_you_mean(method, known)
+    # The name of a method that exists is not misspelt.
     if method in SCALERS:
         way_out = "auto is the default; files of predictions go with more"
     check(method in known, requirement, repr(method), way_out)
@@ -277,6 +281,7 @@ def _draw(strata: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
     """Draw n of the places of strata (N,), of each stratum its share if all have enough rows."""
     counts = np.unique(strata, return_counts=True)[1]
     fewest = min(n, len(strata) - n)
+    # scikit-learn refuses strata of one row, and more strata than rows on one side.
     by = strata if counts.min() >= 2 and len(counts) <= fewest else None
     places = np.arange(len(strata))
     drawn, _ = train_test_split(places, train_size=n, stratify=by, random_state=seed)
@@ -305,7 +310,8 @@ def fit_and_report(
     if n_shared:
         shared = f"{n_shared:,} of the {len(reported):,} rows of this report"
         fitted_on = f"The calibrator was fitted on {shared}."
-        if roles.notes:  # Which of the shared rows were drawn is not known.
+        # Which of the shared rows were drawn is not known.
+        if roles.notes:
             fitted_on = f"The rows of the fit were drawn from data with {shared}."
         notes.append(
             f"{fitted_on} For these, the "
@@ -343,6 +349,8 @@ def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
         names = options.class_names
         write_calibrated(applied, done.rows, scaler, folder / "predictions", names)
         done.report.save(folder)
+        # An earlier run may have written predictions in the other format, and a rule
+        # for them.
         outdated = [
             path
             for path in results(output)
@@ -405,10 +413,12 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         title = saved_map.map_title(str(record.get("method", "temperature")))
         how = "was undone first, bit for bit. The new calibrator replaces it."
         undone.append(f"{source.model} had {title} in its head, which {how}")
+    # It is cheap, and comes before rows are predicted.
     recorded = check_can_be_folded(model)
     training = {key: recorded[key] for key in recorded if key not in OF_THE_MAP}
     loses_bias = head_loses_bias(model, len(source.classifier.class_names))
     kind = source.kind
+    # A temperature has no bias to lose, so a plain pipeline serves it.
     scaler = make_scaler(options, kind, "temperature" if loses_bias else "auto")
     done = fit_and_report(scaler, source, options)
     source.running.stages(f"saving to {options.output}")
@@ -434,7 +444,10 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
     about |= fitting
     about["data"] = {"calibration": calibration, "test": reported}
     if is_hub_name(source.model):
+        # A folder of this machine would be no name for the reader of a card.
         about["base_model"] = source.model
+    # The source's own model is not folded, because its logits are compared with what is
+    # served.
     plain = standalone_copy(model)
     plain.config.calibration = {**training, **fitting}
     # Of tokens a pipeline gives the score of the tag only,
@@ -445,6 +458,7 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         weights, difference = _write(
             folder, source, plain, scaler, about, folds=done.folded
         )
+        # The comparison is negated, because NaN is no agreement.
         if not difference <= _SERVED_TOLERANCE:
             what = "a pipeline with the saved model"
             requirement = (

@@ -87,6 +87,7 @@ def run(options: Decide, running: Running) -> Decided:
     rule = make_rule(names)
     if source.kind is TOP_LABELS:
         rule = _for_top_labels(rule)
+    # Rows that are too few are refused before a model predicts them.
     rule.check_rows(n_rows)
     decided = _measure(source, rule, options)
     if options.output is not None:
@@ -99,6 +100,7 @@ def run(options: Decide, running: Running) -> Decided:
                 decided.decisions.save(folder)
             report.save(folder / RULE_REPORT)
         if rule.answers_nothing:
+            # The rule of an earlier run would be taken for this one's.
             (options.output / DECISIONS).unlink(missing_ok=True)
     return decided
 
@@ -138,6 +140,7 @@ def choose_rule(options: Decide) -> Callable[[Sequence[str]], Rule]:
         rule = AbstainRule(
             accuracy=accuracy, delta=options.delta, by_class=options.by_class
         )
+    # Only costs need the names of the classes.
     return lambda names: rule
 
 
@@ -155,6 +158,7 @@ def read_costs(path: Path) -> Callable[[Sequence[str]], Rule]:
     import pandas
 
     try:
+        # As texts, classes called NA or 01 keep their names.
         table = pandas.read_csv(path, index_col=0, keep_default_na=False, dtype=str)
         costs = table.astype(float)
     except (OSError, ValueError) as error:
@@ -187,6 +191,7 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
     of_fit = "test_data" not in source.sets
     measured = found if of_fit else source.served("test_data")
     n_shared = source.n_shared()
+    # A rule by costs has nothing to fit, so all rows are new to it.
     n_fitted = len(found) if rule.fitted else 0
     n_measured = len(measured)
     source.running.stages(

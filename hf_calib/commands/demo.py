@@ -85,6 +85,8 @@ def run(options: Demo, running: Running) -> Done:
             trainer = train(loss, rows, tokenizer, scratch, options.epochs)
             trainers[loss] = trainer
             logged = trainer.evaluate(rows["calibration"])
+            # The best model is chosen without the test split, on which all are
+            # reported.
             losses[loss] = logged["eval_nll_calibrated"]
         running.stages("measuring the models, and saving the best one")
         best = min(losses, key=losses.__getitem__)
@@ -133,6 +135,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         texts, vocab_size=8000, min_frequency=2, show_progress=False
     )
     return PreTrainedTokenizerFast(
+        # The wrapper has no public name for its tokenizer.
         tokenizer_object=wordpiece._tokenizer,
         model_max_length=MAX_LENGTH,
         model_input_names=["input_ids", "attention_mask"],
@@ -148,6 +151,7 @@ def train(
     loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int
 ) -> CalibrationTrainer:
     """Train a small BERT from scratch, and fit its temperature to the calibration split."""
+    # All losses start from the same weights.
     transformers.set_seed(_SEED)
     config = BertConfig(
         vocab_size=len(tokenizer),
@@ -173,6 +177,7 @@ def train(
         learning_rate=1e-3,
         warmup_steps=0.1,
         **quiet,
+        # Without an accelerator, torch warns of pinned memory.
         dataloader_pin_memory=False,
         seed=_SEED,
     )
@@ -183,6 +188,7 @@ def train(
         calibration_dataset=rows["calibration"],
         processing_class=tokenizer,
     )
+    # Without progress bars, the Trainer prints every log.
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     return trainer

@@ -86,5 +86,7 @@ def _elsewhere(source: FileSource | ModelSource, name: str) -> OodSection:
         name.removeprefix("ood_data "),
         before,
         after,
+        # Scores that need logits are left out of both states, so that these can be
+        # compared.
         probabilities=own.logits is None or after is not None,
     )

@@ -137,6 +137,7 @@ class Rows(Command, Reading):
         others = getattr(self, "ood_data", None) or []
         for name, data in zip(short_names(others), others, strict=True):
             rows = RowSet(data, argument="ood_data", labelled=False)
+            # The name is in the report, and an address may hold a password.
             found[f"ood_data {without_secrets(name)}"] = rows
         return found
 

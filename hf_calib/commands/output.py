@@ -51,6 +51,7 @@ def write_card_anew(folder: Path, **about: str) -> list[str]:
     from hf_calib.cards import write_card
 
     with warnings.catch_warnings(record=True) as caught:
+        # By default Python shows a warning once per place.
         warnings.simplefilter("always", UserWarning)
         write_card(folder, **about)
     return [str(each.message) for each in caught]

@@ -74,6 +74,7 @@ def run(options: Push, running: Running) -> Done:
     """Push a folder in one commit with its card; a calibrator next to a model is folded in,
     in a temporary folder.
     """
+    # A wrong name or token is refused before a model is folded.
     check_destination(options.repo, options.revision)
     found = _look(options.folder)
     notes = _warned_of(found, options.no_fold)
@@ -109,6 +110,7 @@ def run(options: Push, running: Running) -> Done:
         commit: Any = push_folder(
             source,
             options.repo,
+            # Without the option, the default of the owner decides.
             private=options.private or None,
             revision=options.revision,
             create_pr=options.create_pr,
@@ -116,6 +118,7 @@ def run(options: Push, running: Running) -> Done:
             announce=announce,
         )
     changes = announced[-1]
+    # A pull request has a branch of its own, from which its model can be loaded.
     revision = commit.pr_revision or options.revision
     needs_pipeline = found.is_calibrated and not is_folded
     usage = usage_lines(
@@ -125,6 +128,7 @@ def run(options: Push, running: Running) -> Done:
         revision=revision,
         trust_remote_code="auto_map" in found.config,
     )
+    # The Hub makes no empty commit, and returns the branch's latest one instead.
     is_new = commit.oid != changes.parent
     record = {
         **changes._asdict(),
@@ -157,6 +161,7 @@ def _look(folder: Path) -> _Found:
     has_config = (folder / CONFIG).is_file()
     config = read_json(folder / CONFIG, CONFIG_KINDS) if has_config else {}
     if (folder / _REPORT).is_file():
+        # A damaged report is refused before anything is sent.
         read_json(folder / _REPORT, {})
     saved = load_map(folder) if (folder / MAP_NAME).is_file() else None
     folds = saved is None or method_of(saved.scaler) in FOLDABLE_SCALERS
@@ -249,6 +254,7 @@ def _write_folded(found: _Found, target: Path) -> str:
     model = load_trained(folder, task.auto_class)  # type: ignore[union-attr]
     if has_bias(saved.scaler) and head_loses_bias(model, model.config.num_labels):
         return f"{title} has a bias, which the head does not keep"
+    # A rule for the model with the calibrator next to it is written anew below.
     copy_files(files_of(folder).pushed, target, ("decisions*",))
     weights = write_folded(
         model,

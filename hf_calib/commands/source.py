@@ -146,6 +146,7 @@ class FileSource(Source):
             self.running.stages(f"reading {each.data}")
             columns = dict(self.reading.of_tables)
             if not each.labelled:
+                # Inputs of none of the classes have neither labels nor weights.
                 columns |= {"label_column": None, "weight_column": None, "by": ()}
             self.read[name] = read_predictions(
                 self.files if name == "data" else each.data,
@@ -154,9 +155,11 @@ class FileSource(Source):
                 on_rows=self.running.progress,
             )
         notes = [note for each in self.read.values() for note in each.notes]
+        # Data and test data that are read alike have the same notes.
         self.notes += dict.fromkeys(notes)
         files = {name: each.files for name, each in self.read.items()}
         endings = {suffix_of(file.path) for each in files.values() for file in each}
+        # Only files with this ending may be logs.
         if ".jsonl" not in endings:
             self.reading.check_unused("a log of lm-evaluation-harness")
         found = self.predictions()
@@ -208,6 +211,7 @@ class ModelSource(Source):
         self.cut_at: int | None = None
         for name, each in self.sets.items():
             self.running.stages(f"reading {each.data}")
+            # A misspelt file is found before the model is loaded.
             self.rows[name] = each.load()
         self.running.stages(f"loading {self.model}")
         self.classifier = load_classifier(
@@ -222,6 +226,7 @@ class ModelSource(Source):
             self.running.stages(f"checking {counted(len(rows), 'row')}")
             if each.labelled:
                 self.columns[name] = self.reading.columns(rows)
+            # The rows of all sets are checked before those of the first are predicted.
             inputs = self.classifier.encode(
                 rows, self.reading, name=each.data, labelled=each.labelled
             )
@@ -250,6 +255,7 @@ class ModelSource(Source):
         path = Path(self.model, MAP_NAME)
         if not path.is_file() or self.beside is not None:
             return
+        # A calibrator whose record names no weights may be for these.
         named = load_map(path).about.get("fingerprint", self.weights)
         if named != self.weights:
             self.notes.append(
@@ -312,6 +318,7 @@ def open_source(
     files = options.source
     first = files[0]
     is_folder = os.path.isdir(first)
+    # A folder with data to predict is that of a model.
     if len(files) > 1 or (is_predictions(first) and not (is_folder and data)):
         way_out = (
             "the file of predictions holds the labels: leave data out, or name a model"
@@ -369,6 +376,7 @@ def _check_is_outside(output: Path | None, sources: Sequence[str]) -> None:
     for source in sources:
         folder = Path(source.removeprefix("file://"))
         is_pattern = [bool(re.search(r"[*?\[]", part)) for part in folder.parts]
+        # A pattern is looked for below the folder before its first wildcard.
         if not folder.is_dir() and any(is_pattern[:-1]):
             folder = Path(*folder.parts[: is_pattern.index(True)])
         folder = folder.resolve()

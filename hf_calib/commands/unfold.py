@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hf_calib.commands.options import Unfold
     from hf_calib.commands.source import Running
 
+# A fold is saved as safetensors; weights in other formats may be of another state.
 _OTHER_WEIGHTS = [
     "*.bin*",
     "*.h5",
@@ -85,6 +86,8 @@ def run(options: Unfold, running: Running) -> Done:
         if not hasattr(config, "auto_map") and config.architectures:
             kind = getattr(transformers, config.architectures[0], kind)
         model = kind.from_pretrained(folder, dtype="auto", trust_remote_code=trusted)
+    # A calibrator's file names the weights with the fold, so they are hashed before it
+    # is undone.
     weights = fingerprint(model)
     unfold(model)
     running.stages(f"saving to {output}")
@@ -106,6 +109,7 @@ def run(options: Unfold, running: Running) -> Done:
         model.save_pretrained(made)
         if saved is not None and map_kept:
             scaler, about = saved
+            # It names the layers of the fold.
             about.pop("head", None)
             of_weights = {"folded": False, "fingerprint": fingerprint(model)}
             save_map(scaler, made, {**about, **of_weights})

@@ -263,6 +263,7 @@ def _checked_images(rows: Dataset, name: str) -> Dataset:
     note = conversion_note(check_images(rows, name), name)
     if note:
         warnings.warn(note, stacklevel=3)
+    # Rows are named here, because later splits and subsets number them anew.
     places = [f"row {number} of {name}" for number in range(len(rows))]
     return concatenate_datasets([rows, Dataset.from_dict({"row": places})], axis=1)
 

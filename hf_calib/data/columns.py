@@ -197,6 +197,7 @@ def _encode_labels(
     if class_names is not None:
         names = list(class_names)
         _check_declared(declared, names)
+        # Integers of a ClassLabel are ids, so only others may be meant as names.
         undeclared = [labels[name] for name in labels.keys() - declared.keys()]
         _check_order_of_numbers(set().union(*undeclared), names)
     else:
@@ -253,6 +254,7 @@ def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
     """The labels as texts or integers."""
     values = column_of_split(name, split, column).to_pylist()
     feature = split.features[column]
+    # As names, False and True sort as 0 and 1 do.
     if is_of(feature, "bool"):
         return [str(value) for value in values]
     if is_of(feature, "float") and all(value.is_integer() for value in values):
@@ -289,5 +291,6 @@ def _fits(feature: object, kind: str) -> bool:
     """Whether a column can be one of texts or of images."""
     if kind == "text":
         return is_of(feature, *TEXTS)
+    # So are images stored in a parquet file that `datasets` did not write.
     is_stored = isinstance(feature, dict) and feature.keys() == {"bytes", "path"}
     return isinstance(feature, Image) or is_stored

@@ -93,6 +93,7 @@ def docstring_dataset(
     features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
     dataset = DatasetDict()
     for name, rows in drawn.items():
+        # Until here, the texts are in the order of their libraries.
         order = rng.permutation(rows)
         columns = {"text": [texts[i] for i in order], "label": labels[order]}
         dataset[name] = Dataset.from_dict(columns, features=features)
@@ -151,7 +152,9 @@ def _paragraphs(library: str) -> Iterator[str]:
 
 def _public_docstrings(node: Any) -> Iterator[str]:
     """The docstrings of a module or class, and of its public functions and classes."""
+    # An empty text is too short, and left out with other short ones.
     yield ast.get_docstring(node) or ""
+    # What is defined within a function is not public.
     if not isinstance(node, ast.Module | ast.ClassDef):
         return
     kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -26,6 +26,7 @@ from hf_calib._records import count, number, positive
 from hf_calib.metrics.checks import check_integer
 
 _DECODER = datasets.Image()
+# In float32, an image with three channels and this side takes 800 MB.
 _LARGEST_SIDE = 8_192
 # Pillow's errors; a broken PNG is a SyntaxError.
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -160,7 +161,9 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
     check(len(shapes) <= 1, requirement, shapes, way_out)
     batch = {"pixel_values": torch.stack(pixels)}
     if "labels" in examples[0]:
+        # torch makes a tensor of a list of arrays number by number.
         labels = torch.as_tensor(np.array([example["labels"] for example in examples]))
+        # A loss with a sigmoid for each label takes floats.
         are_several = labels.ndim == 2
         batch["labels"] = labels.float() if are_several else labels.long()
     return batch
@@ -183,6 +186,7 @@ def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
     modes: Counter[str] = Counter()
     for batch in images.iter(batch_size=256):
         for stored in batch["image"]:
+            # The number of images that were counted is that of this row.
             with _errors_at(f"row {modes.total()} of {name}", stored):
                 modes[_checked_mode(stored)] += 1
     return modes
@@ -265,7 +269,7 @@ def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_bits(image: Image.Image) -> None:
-    # Pillow would clip others at 255.
+    # Pillow would clip the modes with more bits, I, I;16 and F, at 255.
     has_8_bits = not image.mode.startswith(("I", "F"))
     requirement = "image to have 8 bits a channel"
     check(has_8_bits, requirement, f"mode {image.mode!r}", "scale it to 0..255 first")
@@ -323,6 +327,7 @@ def _resized_crop(image: Image.Image, padding: int | None) -> Image.Image:
     # The logarithm of the aspect ratio is uniform, so that wide and high parts are as frequent.
     log_aspect = _draw(-math.log(_LARGEST_ASPECT), math.log(_LARGEST_ASPECT))
     aspect = math.exp(log_aspect)
+    # A part of this area and aspect ratio may be larger than the image on one side.
     part_width = min(width, max(1, round(math.sqrt(area * aspect))))
     part_height = min(height, max(1, round(math.sqrt(area / aspect))))
     left = int(torch.randint(width - part_width + 1, ()))

@@ -28,12 +28,14 @@ from hf_calib.predictions.labels import check_ids, label_ids
 
 TEXTS = ("string", "large_string")
 INTEGERS = ("int", "uint")
+# Booleans and floats are equal to these integers.
 _ZERO_OR_ONE = (0, 1, "0", "1")
 _EMPTY = "remove these rows; a row without labels has an empty list or text"
 
 
 def is_of(feature: object, *kinds: str) -> bool:
     """Whether a column has one of these types; a ClassLabel has integers."""
+    # The names of types end in their bits, as in int64.
     return str(getattr(feature, "dtype", "")).startswith(kinds)
 
 
@@ -138,6 +140,7 @@ class LabelLayout:
             _texts_of, kind=kind, argument=f"the labels of split {name!r}"
         )
         return [
+            # A text that ends with a separator has an empty label.
             [label for label in row if label not in ("", self.no_label)]
             for row in in_lists(as_texts, rows)
         ]
@@ -165,6 +168,7 @@ class LabelLayout:
         requirement = "label_separator to be given for labels in one text"
         got = f"texts in column {self.column!r}"
         check(is_known, requirement, got, "set it, for example to '|'")
+        # Without a separator all texts are empty, as was checked above.
         return [text.split(self.separator or None) for text in values]
 
     def names(self, train: Dataset, rows: Sequence[Sequence[str]]) -> list[str]:

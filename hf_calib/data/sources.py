@@ -138,6 +138,7 @@ def _load_files(
 
 def names_a_file(data: str | PathLike[str]) -> bool:
     """Whether data are a file, which may be missing, and no dataset."""
+    # A misspelt name of a file is not looked up on the Hub.
     return os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz")
 
 
@@ -159,12 +160,18 @@ def _load_file(
     kind, options = _reader(argument, path)
     try:
         return load_dataset(
-            kind, data_files=str(path), split="train", cache_dir=cache_dir, **options
+            kind,
+            data_files=str(path),
+            # A file that is loaded alone is the split `train`, whatever its role here.
+            split="train",
+            cache_dir=cache_dir,
+            **options,
         )
     except (StopIteration, *_UNLOADABLE) as error:
         # A DatasetGenerationError says only that there was an error.
         cause = error.__cause__ or error
         said = f"{error} {cause}"
+        # `datasets` raises StopIteration for a json file without any text.
         has_rows = not isinstance(error, StopIteration)
         has_rows = has_rows and not any(words in said for words in _OF_NO_ROWS)
         check(has_rows, f"{argument} to have rows", f"none in {path}", "check the file")
@@ -198,6 +205,8 @@ def load_rows(
 
 def read_column(rows: Dataset, column: str) -> Any:
     """Return a column as a pyarrow ChunkedArray, without decoding, for the selected rows."""
+    # A slice has the selected rows only; `rows.data` would be the table that they are
+    # selected from.
     return rows.select_columns([column]).with_format("arrow")[:].column(column)
 
 

@@ -177,6 +177,7 @@ def _names_in(rows: Dataset, column: str, tags: list[list[Any]]) -> list[str]:
         return list(kind.names)
     way_out = "name them all, in order of their id, as class_names"
     requirement = f"column {column!r} to have names for its tags"
+    # Each sentence has a tag, as was checked when it was read.
     check(not isinstance(tags[0][0], int), requirement, "ids only", way_out)
     return sorted(set(chain.from_iterable(tags)), key=lambda name: (name != "O", name))
 
@@ -250,6 +251,7 @@ def encode_words(
     )
     n_words = sum(len(tokens) for tokens in rows["tokens"][:])
     labels = chain.from_iterable(encoded["labels"][:])
+    # Every token that is read has one label, at its first sub-word.
     n_read = sum(label != IGNORE_INDEX for label in labels)
     if n_read == n_words:
         return encoded, None

@@ -60,13 +60,16 @@ def parse_arguments(
     (...Arguments(learning_rate=2e-05),)
     """
     types = list(dataclass_types)
+    # Abbreviations of --config may be arguments of the script, and so is --help.
     of_files = _Strict(add_help=False, allow_abbrev=False)
     of_files.add_argument("--config", action="append", type=Path, default=[])
     files, rest = of_files.parse_known_args(argv)
     known = _arguments_of(types)
     from_files = [word for path in files.config for word in _as_argv(path, known)]
     *found, unknown = _Arguments(types).parse_args_into_dataclasses(
-        args=from_files + rest, return_remaining_strings=True
+        # The last value counts, so that the command line overrides the files.
+        args=from_files + rest,
+        return_remaining_strings=True,
     )
     if unknown:
         name = unknown[0].lstrip("-").partition("=")[0]
@@ -94,6 +97,7 @@ def _arguments_of(types: Iterable[Any]) -> dict[str, Argument]:
         for each in fields(kind):
             if each.init:
                 of = hints[each.name]
+                # A list may be optional, as in list[int] | None.
                 is_list = list in (get_origin(of), *map(get_origin, get_args(of)))
                 found[each.name] = Argument(each.default, takes_several=is_list)
     return found
@@ -139,6 +143,7 @@ class _Values(yaml.SafeLoader):
     ) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
         for key, value in node.value:
+            # Names are used as they are written: YAML would read `no` as False.
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.YAMLError("a name that is a list or a mapping")
             if key.value in found:
@@ -149,9 +154,12 @@ class _Values(yaml.SafeLoader):
         return found
 
 
+# Much deeper ones would exhaust the stack of Python.
 _DEEPEST = 20
-_LARGEST_FILE = 2**15  # In bytes; half a second for the reader.
+# In bytes; half a second for the reader.
+_LARGEST_FILE = 2**15
 _TRUE = ("true", "yes")
+# YAML 1.1 reads a number with an exponent and no dot as a text.
 _NUMBER = re.compile(r"[-+]?\d+\.?\d*e[-+]?\d+$", re.IGNORECASE)
 _Values.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
@@ -161,6 +169,7 @@ def read_config(path: Path) -> dict[str, Any]:
     mappings have YAML's values.
     """
     check(
+        # Path.is_file raises for a name that is too long.
         os.path.isfile(path),
         "--config to name an existing YAML file",
         str(path),
@@ -187,6 +196,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputValueError(
             expected(str(path), requirement, got, "see recipes/configs")
         )
+    # Mappings are passed as JSON, whose values have types; what JSON lacks, such as a
+    # date, is a text.
     kept = {
         name: value
         for name, value in values.items()
@@ -209,6 +220,8 @@ def _as_argv(path: Path, arguments: Mapping[str, Argument]) -> list[str]:
     them.
     """
     argv: list[str] = []
+    # A file is used on several machines, so that its 16 bits are switched off where
+    # nothing computes in them; who types the option insists on it.
     can_compute = {
         "bf16": is_torch_bf16_gpu_available,
         "fp16": torch.accelerator.is_available,
@@ -222,6 +235,7 @@ def _as_argv(path: Path, arguments: Mapping[str, Argument]) -> list[str]:
         )
         if isinstance(value, list):
             argv += [f"--{name}", *_several(name, value, arguments[name], path)]
+        # The command line has no word for None.
         elif value is None:
             check(
                 arguments[name].default is None,
@@ -242,6 +256,7 @@ def _as_argv(path: Path, arguments: Mapping[str, Argument]) -> list[str]:
         elif isinstance(value, dict):
             argv.append(f"--{name}={json.dumps(value)}")
         else:
+            # After an equals sign, a value may begin with a dash.
             argv.append(f"--{name}={value}")
     return argv
 
@@ -255,7 +270,9 @@ def _several(name: str, values: list[Any], argument: Argument, path: Path) -> li
         way_out="write one value",
     )
     are_words = all(
-        isinstance(each, str) and not each.startswith("--") for each in values
+        # argparse would take such a word for the next argument.
+        isinstance(each, str) and not each.startswith("--")
+        for each in values
     )
     check(
         bool(values) and are_words,
@@ -280,6 +297,8 @@ def print_input_errors(
     if not isinstance(error, InputError):
         sys.__excepthook__(kind, error, trace)
         return
+    # What the script has printed comes before its error, also where both go to one
+    # file.
     sys.stdout.flush()
     script = Path(sys.argv[0]).name
     print(f"{script}: {printable(error)}", file=sys.stderr, flush=True)

@@ -83,9 +83,13 @@ def train_and_report(
         warnings.filterwarnings("ignore", message=message)
         checkpoint = resume or trainer.args.resume_from_checkpoint
         trained = trainer.train(resume_from_checkpoint=checkpoint)
+    # The caller's trainer has no callback of ours afterwards.
     trainer.remove_callback(first_step)
+    # The model is saved before it is measured, so that an error there loses no
+    # training.
     written = [_save_model(trainer, folder)]
     names = getattr(trainer.model_config, "id2label", None) or {}
+    # This comes before the evaluation of the test rows, which replaces the last one.
     calibration = _calibration_rows(trainer, names)
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test", keep_logits=True)
     outside = {}
@@ -105,6 +109,7 @@ def train_and_report(
         results = _results(trainer, metrics, report)
         results["training"] = {
             "seconds": trained.metrics["train_runtime"],
+            # The seconds are those since the checkpoint, and so are the steps.
             "steps": trainer.state.global_step - first_step.step,
             "resumed": first_step.step > 0,
         }
@@ -195,6 +200,7 @@ def _remove_earlier(folder: Path, model_folder: str) -> None:
     other_model = CALIBRATED if model_folder == UNCALIBRATED else UNCALIBRATED
     for name in (RESULTS, REPORT, GAMMAS, PREDICTIONS, other_model):
         path = folder / name
+        # Of a link only the link is removed, and not what it leads to.
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -220,6 +226,7 @@ def _calibration_rows(
         return None
     found = trainer.last_evaluation
     is_of_split = found is not None and found.dataset is trainer.calibration_split
+    # The last evaluation may be of other rows, or have kept no logits.
     if found is None or not is_of_split or not found.rows:
         found = trainer.held_out_pass(keep_logits=True)
     return found.predictions(names)

@@ -178,6 +178,7 @@ def fold_and_return_head(
     recorded = check_can_be_folded(model)
     _check_scaler(model, scaler)
     weight, bias = scaler.affine_map()
+    # A bias of zeros would be added to a head that has none.
     mapping = AffineMap(weight, bias if has_bias(scaler) else None)
     classifier = classifier_of(model)
     inputs = (
@@ -190,6 +191,8 @@ def fold_and_return_head(
         _check_logits(logits, mapping)
         heads = find_heads(classifier, inputs, logits, mapping)
         _check_heads(classifier, heads, scaler, logits.shape[-1])
+        # At an extreme temperature a weight in float32 loses digits, so the fold is
+        # tried first.
         with transformed(heads, mapping):
             agrees = agree(float64_logits(classifier, inputs), mapping(logits))
         at = (
@@ -200,6 +203,7 @@ def fold_and_return_head(
         _check_holds(agrees, scaler, f"{sorted(heads)}, which lose precision {at}")
         before = tensors_of(heads)
         transform(heads, mapping)
+    # Numbers of an earlier calibrator are not of this one.
     kept = {key: value for key, value in recorded.items() if key not in PARAMETERS}
     record = {
         "method": method_of(scaler, folds=True),
@@ -238,6 +242,8 @@ def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
         getattr(config, "num_labels", None),
     )
     of_pairs = OF_PAIRS.items() <= recorded.items()
+    # A single logit without a sigmoid is a regression, unless it is a reward that was
+    # fitted over pairs.
     classifies = n_labels != 1 or applies_sigmoid(model) or of_pairs
     got = f"problem_type={problem_type!r} and num_labels={n_labels}"
     way_out = "only logits have a temperature; for one sigmoid set problem_type='multi_label_classification'"
@@ -309,6 +315,7 @@ def _check_logits(logits: FloatArray, mapping: AffineMap) -> None:
     n_fitted = len(mapping.weight) if mapping.weight.ndim else n_classes
     requirement = f"scaler to be fitted on {n_classes} classes, as the model has"
     check(n_fitted == n_classes, requirement, n_fitted, "fit it on this model's logits")
+    # Logits of 0 stay the same whichever layer is scaled.
     informative = bool(np.isfinite(logits).all() and logits.any())
     got = "NaN or infinity" if logits.any() else "all 0"
     way_out = "pass a batch of real inputs, or check the model's weights"

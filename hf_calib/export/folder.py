@@ -79,6 +79,7 @@ def files_of(folder: Path) -> Files:
     left_out, links = [], []
     for path in _walk(folder, "_*", "checkpoint-*"):
         name = path.relative_to(folder).as_posix()
+        # Through a link out of the folder, any file of this machine could be published.
         if path.is_dir() or not path.resolve().is_relative_to(folder.resolve()):
             links.append(name)
         elif not _is_pickle(path):
@@ -124,9 +125,11 @@ def _is_pickle(path: Path) -> bool:
         return True
     with path.open("rb") as file:
         start = file.read(2)
+    # torch.save writes a zip archive with a pickle in it.
     if start == b"PK" and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(".pkl") for name in archive.namelist())
+    # A pickle begins with this byte and its protocol, from 2 to 5.
     return len(start) == 2 and start[0] == 0x80 and 2 <= start[1] <= 5
 
 
@@ -147,10 +150,12 @@ def replace_model(made: Path, target: Path) -> None:
         if is_weights(path.name):
             path.unlink()
     for name in (KEPT_HEAD, MAP_NAME):
+        # Through a link, a file of another folder would be removed.
         its_own = (
             not (target / name).parent.is_symlink() or (target / name).parent == target
         )
-        if its_own and not (made / name).exists():  # It is of the old model.
+        # Otherwise the file is of the old model.
+        if its_own and not (made / name).exists():
             (target / name).unlink(missing_ok=True)
     move_files(made, target, order=lambda path: _turn(path.name))
     # Until here, an earlier rule is refused when it is loaded.
@@ -197,6 +202,7 @@ def keep_head(
     with a hash of the folded tensors.
     """
     (folder / KEPT_HEAD).parent.mkdir(parents=True, exist_ok=True)
+    # safetensors refuses tensors that are not contiguous.
     tensors = {name: tensor.cpu().contiguous() for name, tensor in before.items()}
     save_file(tensors, folder / KEPT_HEAD, metadata={_FOLDED: hash_of(folded)})
 
@@ -223,6 +229,7 @@ def read_kept_head(
         and tensor.dtype == folded[name].dtype
         for name, tensor in kept.items()
     )
+    # A bias that the fold has added has no value from before it.
     lost = {name.rpartition(".")[2] for name in set(folded) - set(kept)}
     return kept if kept and fits and lost <= {"bias"} else None
 
@@ -252,7 +259,8 @@ def standalone_copy(model: Any, state_dict: Mapping[str, Tensor] | None = None) 
         plain = copy.deepcopy(model)
     if hasattr(plain, "merge_and_unload"):
         plain = plain.merge_and_unload()
-    plain.config.return_dict = True  # Pipelines need it.
+    # Pipelines need it.
+    plain.config.return_dict = True
     return plain.cpu().float().eval()
 
 

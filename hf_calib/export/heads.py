@@ -18,9 +18,11 @@ from hf_calib._errors import InputValueError, check, expected
 from hf_calib.metrics.checks import check_type
 from hf_calib.scaling.affine import AffineMap, FloatArray
 
-TOLERANCE = 1e-5  # Relative to the largest logit.
+# The largest difference, relative to the largest logit.
+TOLERANCE = 1e-5
 
-_ROWS = 4  # The rows of a synthetic batch.
+# The rows of a synthetic batch.
+_ROWS = 4
 _TOKENS = 8
 
 
@@ -28,6 +30,7 @@ def synthetic_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Return a few random rows of token ids or pixels that fit the model's config."""
     name, config = model.main_input_name, model.config
     text = config.get_text_config()
+    # A generator of its own leaves the user's random state unchanged.
     generator = torch.Generator().manual_seed(0)
     drawable = name == "pixel_values" or (
         name == "input_ids" and bool(getattr(text, "vocab_size", None))
@@ -59,9 +62,8 @@ def _token_ids(config: PreTrainedConfig, generator: torch.Generator) -> torch.Te
     ordinary = torch.tensor(
         [token for token in range(config.vocab_size) if token not in reserved]
     )
-    rows = (
-        1 if special["pad"] is None else _ROWS
-    )  # Without a padding token, decoders accept one row only.
+    # Without a padding token, decoders accept one row only.
+    rows = 1 if special["pad"] is None else _ROWS
     ids = ordinary[torch.randint(len(ordinary), (rows, _TOKENS), generator=generator)]
     end = special["eos"]
     if end is not None:
@@ -75,6 +77,7 @@ def undisturbed(model: PreTrainedModel) -> Iterator[None]:
     training = {module: module.training for module in model.modules()}
     python_state = random.getstate()
     numpy_state = np.random.get_state()
+    # By default fork_rng saves the states of all GPUs.
     cuda = [model.device] if model.device.type == "cuda" else []
     with (
         torch.no_grad(),
@@ -86,6 +89,8 @@ def undisturbed(model: PreTrainedModel) -> Iterator[None]:
         try:
             yield
         finally:
+            # Modules may be in different modes, and `model.train()` would set them
+            # alike.
             for module, mode in training.items():
                 module.training = mode
             random.setstate(python_state)
@@ -130,6 +135,7 @@ def find_heads(
     separates heads from other layers.
     """
     scales = np.linspace(0.5, 2, logits.shape[-1])
+    # The matrix also permutes the classes, so that no diagonal passes for it.
     kinds = [np.array(0.5), scales, np.roll(np.diag(scales), 1, axis=0)]
     probe = AffineMap(kinds[mapping.weight.ndim])
     tied = mapping.weight.ndim == 0 and has_tied_head(model)
@@ -243,6 +249,7 @@ def transform(heads: Mapping[str, nn.Module], mapping: AffineMap) -> None:
         for name, parameter in head.named_parameters(recurse=False):
             if id(parameter) not in done:
                 done.add(id(parameter))
+                # In float64, a weight is rounded only once.
                 values = parameter.detach().cpu().double().numpy()
                 if isinstance(head, nn.Linear):
                     new = mapping(values) if name == "bias" else scaled(values.T).T
@@ -259,6 +266,7 @@ def _weight_of_zero(norm: Any) -> float:
     bare = copy.deepcopy(norm)
     for parameter in bare.parameters():
         parameter.zero_()
+    # A constant input would be 0 once a norm has subtracted its mean.
     ramp = torch.arange(
         norm.weight.numel(), dtype=norm.weight.dtype, device=norm.weight.device
     )
@@ -283,7 +291,8 @@ def head_loses_bias(model: Any, n_outputs: int | None) -> bool:
         return False
     try:
         fresh = as_loaded(model)
-    except TypeError:  # A user's class may need more than a config.
+    # A user's class may need more than a config.
+    except TypeError:
         return False
     layers = linear_layers(fresh, n_outputs, beside_the_body=True) or linear_layers(
         fresh, n_outputs

@@ -64,11 +64,12 @@ class Changes(NamedTuple):
     uploaded: tuple[str, ...]
     # Weights that would be loaded instead of the pushed ones, their calibrator and its report.
     removed: tuple[str, ...]
-    left_out: tuple[str, ...]  # Pickles other than those of every run.
-    links: tuple[str, ...] = ()  # Links to folders and to files outside.
-    parent: str | None = (
-        None  # The branch's latest commit, which a push of nothing new returns.
-    )
+    # Pickles other than those of every run.
+    left_out: tuple[str, ...]
+    # Links to folders and to files outside.
+    links: tuple[str, ...] = ()
+    # The branch's latest commit, which a push of nothing new returns.
+    parent: str | None = None
 
     def lines(self) -> list[str]:
         """Return the changes in words, for the user to read before the upload."""
@@ -183,9 +184,8 @@ def _in_the_way(names: Iterable[str], pushed: dict[str, Path]) -> tuple[str, ...
     others = {
         name for name in there if is_weights(name) or name in outdated
     } - pushed.keys()
-    if (
-        WEIGHTS not in pushed and INDEX not in pushed
-    ):  # Adapters are loaded before whole models.
+    # Adapters are loaded before whole models.
+    if WEIGHTS not in pushed and INDEX not in pushed:
         others = {
             name for name in others if name.startswith("adapter_") or name in beside
         }
@@ -204,6 +204,7 @@ def _checked_files(folder: Path) -> Files:
         is_model = CONFIG in pushed or ADAPTER_CONFIG in pushed
         check(is_model, f"the folder {folder} to hold {CONFIG}", got, way_out)
         names = [name for name in (WEIGHTS, ADAPTERS) if name in pushed]
+        # transformers loads a single file of weights before an index.
         if INDEX in pushed and WEIGHTS not in pushed:
             index = read_json(pushed[INDEX], {"weight_map": {str: str}})
             names = sorted(set(index["weight_map"].values()))
@@ -218,6 +219,8 @@ def _checked_files(folder: Path) -> Files:
         if CONFIG in pushed:
             read_json(pushed[CONFIG], CONFIG_KINDS)
         for name in names:
+            # Opening a file compares its length with its header, so a truncated one is
+            # found.
             with safe_open(pushed[name], framework="numpy"):
                 pass
         if CARD in pushed:

@@ -101,16 +101,14 @@ def _heads_and_kept(
     )
     source = getattr(classifier, "name_or_path", None) or ""
     raises = ("gated_repo", "missing_entries", "connection_errors")
+    # A file that cannot be fetched is None then, and no error.
     quiet = {f"_raise_exceptions_for_{reason}": False for reason in raises}
     kept = None
     try:
         file = cached_file(source, KEPT_HEAD.as_posix(), revision=revision, **quiet)
         kept = None if file is None else read_kept_head(file, tensors_of(heads))  # type: ignore[arg-type]
-    except (
-        OSError,
-        TypeError,
-        ValueError,
-    ):  # The folder or repository may no longer exist.
+    # The folder or repository may no longer exist.
+    except (OSError, TypeError, ValueError):
         pass
     got = f"none for these weights in {source or 'a model that was not saved'}"
     way_out = "load the model that was folded again; hf-calib calibrate and save_calibrated_model keep its head"

@@ -21,7 +21,8 @@ from hf_calib.export.heads import float64_logits, synthetic_batch, undisturbed
 from hf_calib.models.prompts import KEY as PROMPT_KEY
 from hf_calib.models.prompts import PromptTemplate
 
-KEY = "label_tokens"  # In config.json: the tokens of the classes and their language model.
+# The entry of config.json with the tokens of the classes and their language model.
+KEY = "label_tokens"
 
 _AS_TEXTS = 'pass {"yes": " yes", "no": " no"}, or more of them'
 _BY_SCORES = "score its options with option_log_likelihoods, whose rows every metric and calibrator accepts"
@@ -117,6 +118,8 @@ def label_token_classifier(
     check(
         is_shared, "model to have no bias that differs between labels", got, _BY_SCORES
     )
+    # A classifier of transformers finds the end of a prompt by its padding, and refuses
+    # batches without a padding token.
     known = (
         tokenizer.pad_token_id,
         model.config.get_text_config().pad_token_id,
@@ -131,7 +134,8 @@ def label_token_classifier(
         way_out,
     )
     config = copy.deepcopy(model.config)
-    config.id2label = dict(enumerate(tokens))  # This sets num_labels.
+    # This sets num_labels.
+    config.id2label = dict(enumerate(tokens))
     config.label2id = {name: number for number, name in enumerate(tokens)}
     config.problem_type = "single_label_classification"
     config.get_text_config().pad_token_id = config.pad_token_id = padding
@@ -144,8 +148,11 @@ def label_token_classifier(
     if prompt is not None:
         prompt.check(tokenizer)
         setattr(config, PROMPT_KEY, prompt.to_dict())
+    # No weights are drawn, because those of the language model take their places.
     with torch.device("meta"):
         classifier = AutoModelForSequenceClassification.from_config(config)
+    # Indexing copies, so that training the classifier leaves the language model's head
+    # unchanged.
     rows = head.weight.detach()[ids]
     score: Any = getattr(classifier, "score", None)
     fits = (
@@ -156,6 +163,8 @@ def label_token_classifier(
     _check_classifier(fits, model, "its classifier has another head")
     setattr(classifier, classifier.base_model_prefix, model.base_model)
     score.weight = nn.Parameter(rows)
+    # GPT-2's classifier counts its learned positions from the padding on, so that its
+    # logits differ with padding on the left.
     for side in dict.fromkeys(("right", getattr(tokenizer, "padding_side", "right"))):
         _check_same_logits(model, classifier, ids, side)
     return classifier.eval()
@@ -212,6 +221,7 @@ def to_language_model(classifier: Any, language_model: Any = None) -> Any:
         "one with it",
         way_out,
     )
+    # True and False are instances of int, but no ids.
     are_ids = isinstance(ids, list) and all(
         type(token) is int and token >= 0 for token in ids
     )
@@ -230,10 +240,12 @@ def to_language_model(classifier: Any, language_model: Any = None) -> Any:
     fits = size[1] == rows.shape[1] and max(ids) < size[0]
     check(fits, "language_model to be the one it was made of", got, "pass that model")
     config = copy.deepcopy(language_model.config)
+    # In a tied head, the new rows would also change the embeddings of these tokens.
     config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
     with torch.device("meta"):
         made = type(language_model)(config)
     setattr(made, made.base_model_prefix, classifier.base_model)
+    # The language model that was passed keeps its own head.
     own = copy.deepcopy(head).to(rows.device, rows.dtype)
     own.weight.data[ids] = rows
     made.set_output_embeddings(own)
@@ -270,6 +282,7 @@ def option_tokens(
     )
     found: dict[int, str] = {}
     for name, text in zip(names, texts, strict=True):
+        # The text follows a prompt, and so does not begin a sequence.
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         pieces = tokenizer.convert_ids_to_tokens(ids)
         got = f"{len(ids)} for label {name!r}: {text!r} is {few(pieces) if pieces else 'no token'}"
@@ -304,6 +317,7 @@ def is_causal(model: Any) -> bool:
     """
     plain = without_adapters(model)
     return (
+        # bool() is False: a model without the method generates nothing.
         bool(getattr(plain, "can_generate", bool)())
         and not plain.config.is_encoder_decoder
     )

@@ -96,6 +96,8 @@ def option_log_likelihoods(
     )
     _check_tokens(model, asked, answers)
     pairs = [(i, k) for i in range(len(prompts)) for k in range(len(options))]
+    # Batches are of similar lengths, with little padding. The longest come first, so
+    # that memory that is too small shows at once.
     pairs.sort(key=lambda pair: -(len(asked[pair[0]]) + len(answers[pair[1]])))
     scores = np.empty((len(prompts), len(options)))
     was_training = model.training
@@ -126,10 +128,11 @@ def _scores(
         torch.tensor([IGNORE_INDEX] * len(asked) + answer) for asked, answer in pairs
     ]
     labels = padded(marked, padding_value=IGNORE_INDEX)
+    # Only some positions need logits, which take the most memory with a large
+    # vocabulary.
     places = (labels != IGNORE_INDEX).any(dim=0).nonzero()[:, 0]
-    kept = (places - 1).to(
-        model.device
-    )  # A token's logits are at the position before it.
+    # A token's logits are at the position before it.
+    kept = (places - 1).to(model.device)
     inputs = {
         "input_ids": ids.to(model.device),
         "attention_mask": mask.to(model.device),
@@ -139,7 +142,10 @@ def _scores(
     logits = logits if only_these else logits[:, kept]
     wanted = labels[:, places].to(model.device)
     losses = F.cross_entropy(
-        logits.float().flatten(0, 1), wanted.flatten(), reduction="none"
+        # bfloat16 has only two to three digits.
+        logits.float().flatten(0, 1),
+        wanted.flatten(),
+        reduction="none",
     )
     return -losses.view_as(wanted).cpu().double().sum(dim=1).numpy()
 
@@ -159,6 +165,8 @@ def _check_tokens(
         "leave empty ones out",
     )
     vocabulary = len(model.get_input_embeddings().weight)
+    # On a GPU, a token without an embedding makes the device unusable until the process
+    # ends.
     largest = max(max(ids) for ids in [*asked, *answers])
     got = f"token {largest} for a vocabulary of {vocabulary}"
     way_out = "model.resize_token_embeddings(len(tokenizer)), or use the tokenizer of this model"

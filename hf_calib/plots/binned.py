@@ -146,6 +146,7 @@ def reliability_of_sums(
             upper.set_title(_summary(sums, n), fontsize=7, loc="left", pad=4)
             if column == columns[0]:
                 _name_row(upper, row)
+        # As many entries as fit next to each other below this many panels.
         n_in_a_row = min(1 + len(columns), 5)
         style.add_legend(figure, *figure.axes, columns=n_in_a_row)
     return figure
@@ -171,6 +172,7 @@ def _name_row(axes: Axes, row: str) -> None:
     """Write the name of a row of panels to the left of its first one."""
     axes.text(
         -0.3,
+        # This part of the upper panel's height is the middle of both panels, 2.6 to 1.
         0.3,
         "\n".join(style.name_lines(row, 26)),
         transform=axes.transAxes,
@@ -227,10 +229,12 @@ def _draw_counts(axes: Axes, sums: BinSums) -> None:
     look: dict[str, Any] = {"color": style.LIGHT, "edgecolor": "white"}
     look["label"] = "share of the rows"
     axes.bar(edges[:-1], share, np.diff(edges), align="edge", linewidth=0.4, **look)
+    # The highest bar ends below the numbers.
     axes.set_ylim(0, most / (1 - _COUNTS_BAND) * 1.04)
     axes.set_yticks([0, most], ["0", f"{most:.0%}"])
     accuracy = sums.correct.sum() / total
     style.draw_means(axes, accuracy, sums.confidence.sum() / total, 1 - _COUNTS_BAND)
+    # A number that is turned by 90 degrees should not be wider than its bin.
     size = min(6.0, 100 / len(share))
     if size < _SMALLEST_LETTERS:
         return
@@ -251,6 +255,7 @@ def _short(count: float) -> str:
     """A count in at most five characters."""
     if count < 10_000:
         return f"{count:.0f}"
+    # From here on, the thousands are rounded to 1000k.
     if count < 999_500:
         return f"{count / 1e3:.0f}k"
     return f"{count / 1e6:.1f}M"
@@ -366,6 +371,7 @@ def class_reliability_grid(
         is_true = (targets == c).astype(np.float64)
         probabilities = checked[:, c].astype(np.float64)
         of_classes.append(bin_sums(TopLabel(probabilities, is_true), n_bins))
+    # The axes are the sums, the classes and the bins.
     sums = BinSums(*np.stack(of_classes, axis=1))
     return classes_of_sums(sums, names, max_classes=max_classes, title=title)
 
@@ -379,6 +385,7 @@ def classes_of_sums(
     words: tuple[str, str, str] = ("class", "classes", "examples"),
 ) -> Figure:
     """Draw `class_reliability_grid` from the sums (C, M) of the bins of each class."""
+    # A stable order shows the same classes everywhere if several have one error.
     shown = np.argsort(-class_gaps(sums), kind="stable")[:max_classes]
     panels = {names[c]: BinSums(*(each[c] for each in sums)) for c in shown}
     worst = None
@@ -410,8 +417,10 @@ def _draw_panels(
     shape: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
     with style.drawing(width, 0.75 + 1.75 * n_rows, *titles) as figure:
         grid = figure.subplots(n_rows, n_columns, **shape)
+        # The last row of the grid may have more cells than there are panels.
         for axes, (name, sums) in zip(grid.flat, panels.items(), strict=False):
             _draw_bins(axes, sums)
+            # A label that is known in no row has no error.
             error = np.nan_to_num(class_gaps(sums))
             below = f"error {error:.3f}, {sums.correct.sum():,.0f} {words[2]}"
             short = style.shortened(name, 20)

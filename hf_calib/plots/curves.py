@@ -89,6 +89,7 @@ def smooth_reliability_diagram(
             n_rows = len(top.correct)
             curve = _curve(top)
             n_drawn = style.affordable_resamples(n_resamples, n_rows)
+            # The draws of a panel do not depend on the panels before it.
             rng = np.random.default_rng(seed)
             band = _band(top, curve, confidence_level, rng, n_drawn)
             _draw_curve(upper, top, curve, band, f"{100 * confidence_level:g}% band")
@@ -121,6 +122,7 @@ def _curve(top: TopLabel) -> SmoothReliability:
     """
     curve = smooth_reliability(*top)
     spread = float(top.confidence.std())
+    # This is the normal reference rule, Silverman 1986, section 3.4.2.
     reference = 1.06 * spread * len(top.confidence) ** -0.2
     narrower = max(reference, _NARROWEST)
     if curve.bandwidth <= narrower:
@@ -158,6 +160,7 @@ def _draw_curve(
     from matplotlib.collections import LineCollection
 
     shown = (curve.grid >= top.confidence.min()) & (curve.grid <= top.confidence.max())
+    # All confidences may lie between two points of the grid.
     if not shown.any():
         shown[np.abs(curve.grid - top.confidence.mean()).argmin()] = True
     shown &= np.isfinite(curve.accuracy)
@@ -165,14 +168,17 @@ def _draw_curve(
     accuracy = curve.accuracy[shown]
     low, high = band[:, shown]
     axes.fill_between(grid, low, high, color=style.SKY, linewidth=0, label=label)
+    # Neither an area nor a line of one point is visible.
     if len(grid) == 1:
         ends = [accuracy - low, high - accuracy]
         point: dict[str, Any] = {"fmt": "o", "capsize": 3, "clip_on": False}
         axes.errorbar(grid, accuracy, ends, color=style.BLUE, **point)
+    # A line has one width, so the curve is drawn in pieces.
     points = np.stack([grid, accuracy], axis=1)
     segments = np.stack([points[:-1], points[1:]], axis=1)
     density = curve.density[shown]
     between = (density[1:] + density[:-1]) / 2
+    # The square root keeps the curve visible where confidences are rare.
     widths = _THINNEST + (_THICKEST - _THINNEST) * np.sqrt(between / density.max())
     lines = LineCollection(
         list(segments),
@@ -317,6 +323,7 @@ def risk_coverage_of_curves(
         axes = figure.subplots()
         for name, look in zip(curves, style.line_looks(), strict=False):
             coverage, risk = curves[name]
+            # A line of one point is not visible.
             marker = "o" if len(risk) == 1 else None
             axes.plot(coverage, risk, linewidth=1.6, label=name, marker=marker, **look)
         overall = max(risk[-1] for _, risk in curves.values())
@@ -340,6 +347,8 @@ def risk_coverage_of_curves(
 def _draw_bounds(axes: Axes, correct: FloatArray) -> None:
     n_rows = len(correct)
     kept = np.arange(1, n_rows + 1)
+    # The best order keeps all right predictions before the first wrong one; in a random
+    # order, the risk is the same at each coverage.
     best = np.maximum(kept - correct.sum(), 0) / kept
     few = style.some_points(n_rows)
     grey: dict[str, Any] = {"color": style.GREY, "linewidth": 1}

@@ -61,6 +61,7 @@ def gamma_dynamics(
         for place, m in enumerate(drawn):
             panels: Any = cells[divmod(place, columns)].subgridspec(3, 1).subplots()
             _draw_bin(panels, history, m)
+            # All bins have the same axes, so that only the first of a row has numbers.
             if place % columns > 0:
                 for axes in panels:
                     axes.tick_params(labelleft=False)
@@ -72,10 +73,14 @@ def gamma_dynamics(
 class _History(NamedTuple):
     """T updates of a table of M bins."""
 
-    steps: FloatArray  # (T,)
-    gammas: FloatArray  # (T, M)
-    gaps: FloatArray  # (T, M)
-    edges: FloatArray  # (T, M + 1)
+    # The steps (T,) of the updates.
+    steps: FloatArray
+    # The gammas (T, M).
+    gammas: FloatArray
+    # The calibration gaps (T, M).
+    gaps: FloatArray
+    # The edges (T, M + 1).
+    edges: FloatArray
 
 
 def _read(log_history: Iterable[Mapping[str, Any]]) -> _History:
@@ -83,6 +88,7 @@ def _read(log_history: Iterable[Mapping[str, Any]]) -> _History:
     steps = []
     tables = []
     for entry in log_history:
+        # As a text, gamma_100 would come before gamma_11.
         numbers = sorted(filter(None, map(_GAMMA.fullmatch, entry)), key=_number)
         bins = [match[1] for match in numbers]
         names = [
@@ -99,6 +105,7 @@ def _read(log_history: Iterable[Mapping[str, Any]]) -> _History:
         "no entry with step, gamma_00, calibration_gap_00 and edge_00",
         "train with loss='adafocal' or another loss with a table of gammas",
     )
+    # A table has M gammas, M gaps and M + 1 edges.
     sizes = [len(table) // 3 for table in tables]
     other = next((size for size in sizes if size != sizes[0]), None)
     check(
@@ -164,5 +171,6 @@ def _limits(values: FloatArray) -> tuple[float, float]:
     """The limits of an axis with 0 and the values, and a tenth of their range on either side."""
     low = min(0.0, float(values.min()))
     high = max(0.0, float(values.max()))
+    # All values may be 0.
     margin = 0.1 * (high - low) or 0.5
     return low - margin, high + margin

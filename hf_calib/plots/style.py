@@ -40,7 +40,8 @@ _MOST_POINTS = 1_000
 _VALUES_RESAMPLED = 2e7
 _FEWEST_RESAMPLES = 50
 _STYLE: Any = {
-    "text.parse_math": False,  # Names are text, not formulas.
+    # Names are text, not formulas.
+    "text.parse_math": False,
     "axes.labelsize": 8,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -78,6 +79,7 @@ def check_panels(
             "pass probs.max(axis=1) and probs.argmax(axis=1) == labels",
         )
         check(
+            # Rounding may lead a little beyond 1; such confidences count as 1.
             bool(((confidence >= 0) & (confidence <= 1 + 1e-6)).all()),
             f"confidences of panel {name!r} to lie in [0, 1]",
             _range_of(confidence),
@@ -192,6 +194,7 @@ def draw_diagonal(axes: Axes) -> None:
     """Draw the diagonal, the line of a calibrated model."""
     from matplotlib.patheffects import withStroke
 
+    # Without an outline, the dots are lost on a bar.
     outline = [withStroke(linewidth=2, foreground="white")]
     look: dict[str, Any] = {"color": "#333333", "linewidth": 1.1}
     axes.plot([0, 1], [0, 1], ":", label="calibrated", path_effects=outline, **look)
@@ -202,6 +205,7 @@ def draw_means(axes: Axes, accuracy: float, confidence: float, top: float = 1) -
     """Draw lines at both means, up to a fraction of the height."""
     means = {"overall accuracy": accuracy, "mean confidence": confidence}
     for name, mean in means.items():
+        # A line at 1 would be cut in half by the frame.
         axes.axvline(mean, 0, top, clip_on=False, label=name, **MEANS[name])
 
 
@@ -229,6 +233,7 @@ def add_legend(figure: Figure, *several: Axes, columns: int = 1) -> None:
 
 def line_looks() -> Iterator[dict[str, Any]]:
     """Return a colour and a dash for each line, from seven colours and five kinds of dash."""
+    # Seven and five have no common factor, so that 35 lines differ.
     for colour, dash in zip(cycle(_MANY), cycle(_DASHES), strict=False):
         yield {"color": colour, "linestyle": dash}
 
@@ -238,9 +243,11 @@ def some_points(n_points: int, *, more_first: bool = False) -> NDArray[np.intp]:
     if n_points <= _MOST_POINTS:
         return np.arange(n_points)
     if more_first:
+        # A logarithmic scale has no 0, so the positions are counted from 1.
         positions = np.geomspace(1, n_points, _MOST_POINTS) - 1
     else:
         positions = np.linspace(0, n_points - 1, _MOST_POINTS)
+    # Where positions are close to each other, several round to one.
     return np.unique(positions.round().astype(int))
 
 
@@ -262,6 +269,7 @@ def name_lines(name: str, width: int) -> list[str]:
     (['focal_calibration_', 'cifar10'], ['focal, gamma', '-3.59'])
     """
     wrapper = textwrap.TextWrapper(width)
+    # A hyphen before a digit is a minus sign, which stays with its number.
     wrapper.wordsep_re = re.compile(
         r"(\s+)|(?<=[_/])(?=[^\s_/])|(?<=[a-zA-Z]-)(?=[a-zA-Z])"
     )

@@ -28,9 +28,13 @@ CONFIDENCE = "confidence"
 CORRECT = "correct"
 PREDICTED = ("prediction", "predicted", "pred_label", "pred")
 SCORE = "score"
-_FIRST_ROWS = 200  # They say which columns of numbers are probabilities.
-# Columns of labels, which are never probabilities of a class, whichever of them is read.
+# Columns without a prefix are judged by this many rows, because the file is not read
+# yet.
+_FIRST_ROWS = 200
+# Next to prob_no alone, the labels 0 and 1 would be read the other way round than most
+# people mean them, see `_of_one_class`.
 _NEGATIVES = {"false", "no", "neg", "negative"}
+# Columns of labels, which are never probabilities of a class, whichever of them is read.
 _NAMES_OF_LABELS = {
     "gold",
     "label",
@@ -50,16 +54,26 @@ class Columns:
     # "logits" or "probs", or "score" of the second of two classes,
     # or "confidence" of the predicted class.
     kind: str
-    scores: tuple[str, ...]  # A column per class, or one.
-    class_names: tuple[str, ...] = ()  # Empty for top labels.
+    # A column for each class, or the one that holds lists, dictionaries or a score.
+    scores: tuple[str, ...]
+    # Empty for top labels, whose classes are not in the table.
+    class_names: tuple[str, ...] = ()
     label: str | None = None
     weight: str | None = None
     by: tuple[str, ...] = ()
-    listed: bool = False  # One column of lists.
-    by_option: bool = False  # One column of dictionaries, which name the classes.
-    unlisted_at: float | None = None  # The probability of what a dictionary leaves out.
-    prefix: str | None = None  # That of the class columns, if it names what they hold.
-    outcome: str | None = None  # Of top labels: whether they are right, or which.
+    # Whether the one column holds lists, in the order of the classes.
+    listed: bool = False
+    # Whether the one column holds dictionaries, which name the classes.
+    by_option: bool = False
+    # The probability of an option that a row's dictionary leaves out; None refuses such
+    # rows.
+    unlisted_at: float | None = None
+    # The prefix of several class columns, by which a later file's further classes are
+    # noticed.
+    prefix: str | None = None
+    # Of top labels: the column that says whether they are right, or which class was
+    # predicted.
+    outcome: str | None = None
     # Of a score: the label that it is the probability of, where others have no name yet.
     positive_class: str | None = None
 
@@ -115,6 +129,7 @@ class Columns:
         if prefix is None or self.is_nested:
             return
         known = {*self.scores, prefix}
+        # A later header may have a blank before a name, which would hide the class.
         more = [
             repr(name)
             for name in names
@@ -148,10 +163,12 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     names = opened.names
     way_out = "write a column of labels and one for each class"
     check(bool(names), "the table to have columns", "none", way_out)
+    # With a wrong separator the whole header is one name.
     separated = len(names) > 1 or not any(mark in names[0] for mark in ",;\t")
     way_out = "separate a .csv's columns by commas, a .tsv's by tabs"
     got = f"one column {names[0]!r}"
     check(separated, "the table to have several columns", got, way_out)
+    # A column that is there as it was named may have blanks in its name.
     asked = {wanted.label_column, wanted.weight_column, *wanted.by}
     _check_blanks(names, asked.difference(names))
     label = _label_column(opened, wanted)
@@ -159,6 +176,8 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     taken = {label, wanted.weight_column, *wanted.by}
     others = [name for name in names if name not in taken]
     found = None
+    # Dictionaries come last: the log of a service may stand next to the scores that
+    # were made of it.
     forms = (_of_lists, _of_classes, _of_top_labels, _of_a_score, _of_dictionaries)
     for form in forms:
         found = found or form(opened, others, label, wanted)
@@ -167,6 +186,7 @@ def columns_of(opened: Opened, wanted: Wanted) -> Columns:
     check_class_names(found.class_names)
     _check_is_used(wanted, found)
     positive = wanted.positive_class
+    # Top labels have no class names, and with a positive class every label is a name.
     if label is not None and found.kind != CONFIDENCE and positive is None:
         kind = opened.kinds[label]
         check_unambiguous(kind, f"column {label!r}", found.class_names)
@@ -212,6 +232,7 @@ def check_roles(label: str | None, weight: str | None, by: Sequence[str]) -> Non
 def check_slices(name: str, kind: Any) -> None:
     """Raise if the values of a column cannot be slices."""
     requirement = f"column {name!r} to hold texts or numbers"
+    # Of pyarrow's types, lists, structs and maps have fields.
     check(kind.num_fields == 0, requirement, kind, "name another column for by")
 
 
@@ -225,7 +246,11 @@ def _label_column(opened: Opened, wanted: Wanted) -> str | None:
     if label != "label" or label in names:
         return label
     if "labels" in names and _lists_in(opened):
-        return "labels"  # The name of numpy arrays.
+        # The labels in an .npz file have this name, and so have columns that are made
+        # of them.
+        return "labels"
+    # Top labels that say whether they are right need no labels. Next to class columns,
+    # labels that are missing are an error.
     is_top = CORRECT in names and (CONFIDENCE in names or SCORE in names)
     prefixes = tuple(wanted.prefixes.values())
     has_classes = any(name.startswith(prefixes) for name in names)
@@ -241,6 +266,7 @@ def _of_lists(
         return None
     name = _the_one(lists)
     first = opened.first_rows([name], 1)
+    # A null in the first row counts as an empty list.
     n_classes = len(first[0][name] or ()) if first else 0
     requirement = f"column {name!r} to hold a list of at least 2 classes in each row"
     way_out = "write a score for each class"
@@ -271,6 +297,8 @@ def _of_classes(
     prefix = wanted.prefixes[kind]
     classes = [name.removeprefix(prefix) for name in used]
     _check_classes_named(used, classes)
+    # A class column that is read as labels, weights or slices would be missing among
+    # the classes.
     of_a_class = [
         repr(name)
         for name in (label, wanted.weight_column, *wanted.by)
@@ -280,6 +308,8 @@ def _of_classes(
     check(not of_a_class, requirement, few(of_a_class), "name other columns")
     if len(used) == 1 and kind == "probs":
         return _of_one_class(used[0], classes[0], label, wanted)
+    # A single logit may be one of a sigmoid, or of a softmax whose other column is
+    # missing.
     way_out = "write a column for each class"
     requirement = "the table to hold a column for each of at least 2 classes"
     check(len(used) >= 2, requirement, used[0], way_out)
@@ -296,6 +326,8 @@ def _of_one_class(column: str, name: str, label: str | None, wanted: Wanted) -> 
         check(is_same(name, positive), requirement, repr(positive), way_out)
         return Columns(SCORE, (column,), names)
     number = as_number(name)
+    # If the column's class is named first, its probability would be read as that of the
+    # other class.
     is_first = name.casefold() == names[0].casefold()
     # The labels 0 and 1 are ids, of which the second is that of the column's class.
     is_second = wanted.class_names is not None and as_number(names[1]) == number
@@ -321,6 +353,8 @@ def _of_top_labels(
     opened: Opened, others: Sequence[str], label: str | None, wanted: Wanted
 ) -> Columns | None:
     """The confidence of the predicted class, and whether it is correct, or which it is."""
+    # The first outcome that is there is read: `correct` has to be compared with no
+    # label.
     outcomes = [name for name in (CORRECT, *PREDICTED) if name in others]
     # Who names the class of a score says that it is not that of the prediction.
     known = (CONFIDENCE, SCORE) if wanted.positive_class is None else (CONFIDENCE,)
@@ -403,6 +437,7 @@ def _distribution_among(
 
     They are all columns, or else those that the labels name, or those that hold fractions.
     """
+    # Of two columns with one name, a row of the first rows has only the last.
     stored = Counter(opened.schema.names)
     kinds = opened.kinds
     numbers = [name for name in names if are_numbers(kinds[name]) and stored[name] == 1]
@@ -411,8 +446,10 @@ def _distribution_among(
     values = {name: np.array([_number(row[name]) for row in first]) for name in numbers}
     labels = {str(row[label]) for row in first if label in row}
     named = [name for name in numbers if name in labels]
+    # A label that names no column says that the columns are not all of the classes.
     are_named = len(named) == len(labels)
     fractions = [name for name in numbers if _are_fractions(values[name])]
+    # Columns of 0 and 1 only may be flags, although a single 1 in each row sums to 1.
     every = numbers if fractions else []
     for chosen in (every, named if are_named else [], fractions):
         if len(chosen) < 2:
@@ -483,6 +520,7 @@ def with_all_options(
     if not columns.by_option:
         return columns
     (name,) = columns.scores
+    # A file names only the options that its own rows have.
     options = dict.fromkeys(option for each in tables for option in each.options(name))
     classes = list(options) if wanted.class_names is None else wanted.class_names
     unknown = [repr(each) for each in classes if each not in options]
@@ -540,6 +578,8 @@ def check_different(opened: Opened, names: Iterable[str]) -> None:
 
 def _check_classes_named(used: Sequence[str], classes: Sequence[str]) -> None:
     pairs = zip(used, classes, strict=True)
+    # In a csv file of pandas the index is a column without a name, which would be a
+    # class.
     blank = [repr(name) for name, each in pairs if not each.strip()]
     way_out = "name the class, or write the table without its index"
     requirement = "the class columns to name their classes"
@@ -554,10 +594,12 @@ def numbers_of(column: Any, name: str) -> NDArray[Any]:
     import pyarrow.compute as compute
 
     check_numbers(are_numbers(column.type), name, column.type)
+    # numpy has no null: a missing number would become NaN.
     if column.null_count:
         row = int(np.argmax(column.is_null()))
         requirement = "hold numbers in every row"
         raise RowError(row, f"column {name!r}", requirement, "none", NUMBERS_WAY)
+    # As numpy arrays, decimals would be Python objects.
     if not pyarrow.types.is_floating(column.type):
         column = compute.cast(column, pyarrow.float64())
     return np.asarray(column)

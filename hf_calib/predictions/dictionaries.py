@@ -44,6 +44,8 @@ def by_option(
                 continue
             own = compute.struct_field(column, field)
         check_numbers(are_numbers(own.type), name, f"{own.type} for {option!r}")
+        # NaN is no missing option here: it is a wrong score, which is refused with its
+        # row.
         is_missing[place] = own.is_null()
         numbers[place] = own.cast(pyarrow.float64()).fill_null(math.nan)
     return numbers, is_missing
@@ -58,6 +60,7 @@ def fill_unlisted(
     A service that lists the most probable tokens says of others only that they are less probable.
     """
     argument = f"column {columns.scores[0]!r}"
+    # With the stated probability for every option, such a row would be uniform.
     has_none = np.asarray(is_missing.all(axis=0))
     requirement = "list an option in every row"
     nothing = np.full(len(has_none), "none")

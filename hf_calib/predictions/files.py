@@ -43,19 +43,28 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 NUMBERS_WAY = (
     "name the class columns logit_<class> or prob_<class>, and fill in missing values"
 )
-_BLOCK = 2**22  # The bytes in which pyarrow looks for the end of a row of a text file.
-_LONGEST_LINE = 2**20  # In bytes, of a JSON line.
-_MOST_NESTED = 20  # In a row of JSON.
-_EXACT = 2**53  # Up to it, doubles hold all integers.
-_NUMBERS_AT_ONCE = 2**22  # Of a parquet file, which are held twice for a moment.
+# The bytes in which pyarrow looks for the end of a row of a text file.
+_BLOCK = 2**22
+# The most characters of a JSON line, so that a line that never ends is named.
+_LONGEST_LINE = 2**20
+# The deepest lists and objects in a row of JSON; pyarrow ends the process at much
+# deeper ones.
+_MOST_NESTED = 20
+# Doubles hold all integers up to this one.
+_EXACT = 2**53
+# The numbers of a parquet file that are held twice for a moment.
+_NUMBERS_AT_ONCE = 2**22
 
 
 class File(NamedTuple):
     """A file of predictions."""
 
-    path: str  # The path in its filesystem.
-    name: str  # The path below the given folder or address, for messages.
-    partition: tuple[tuple[str, str], ...] = ()  # From folder names column=value.
+    # The path in its filesystem.
+    path: str
+    # The path below the given folder or address, for messages.
+    name: str
+    # The columns and values of folders that are named column=value.
+    partition: tuple[tuple[str, str], ...] = ()
 
 
 # ---- Finding files ----
@@ -87,10 +96,12 @@ def find_files(sources: Sequence[str]) -> tuple[Any, list[File]]:
             if place not in places:
                 places.add(place)
                 found.setdefault((identity(file.path), file.partition), file)
+    # One filesystem opens all files.
     kinds = {type(each) for each in filesystems}
     way_out = "read the files of each place with a separate command"
     got = few(list(sources))
     check(len(kinds) == 1, "the predictions to lie in one place", got, way_out)
+    # Filesystems list files in any order, and the rows should be the same everywhere.
     return filesystems[0], sorted(found.values(), key=lambda file: file.path)
 
 
@@ -99,6 +110,7 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
     glob = re.search(r"[*?\[]", without_query(root))
     is_named = False
     finding = _through_links() if "file" in filesystem.protocol else filesystem
+    # The name of a file may have brackets or a question mark.
     if glob and not filesystem.exists(root):
         paths = finding.glob(root)
         base = root[: glob.start()].rpartition("/")[0]
@@ -118,6 +130,8 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
     for path in paths:
         plain = without_query(path)
         name = plain[len(base) :].lstrip("/") if base else plain
+        # Spark leaves files such as _SUCCESS and .part-0.parquet.crc next to the rows;
+        # a file that is named is read whatever its name.
         if not is_named and not is_read(PurePosixPath(name)):
             continue
         _check_ending(name)
@@ -215,9 +229,12 @@ class Opened(ABC):
     Columns of csv files are read as numbers or as texts, as `load` says.
     """
 
-    typed: ClassVar[bool] = True  # Whether types are known before columns are read.
-    schema: Schema  # Of text files the types that fit the first row.
-    n_rows: int  # Of text files known after `load`.
+    # Whether types are known before columns are read.
+    typed: ClassVar[bool] = True
+    # Of text files the types that fit the first row.
+    schema: Schema
+    # Of text files known after `load`.
+    n_rows: int
 
     def __init__(self, filesystem: Any, file: File) -> None:
         self.filesystem = filesystem
@@ -313,6 +330,7 @@ class _Parquet(Opened):
     def parts(self, names: Sequence[str], width: int) -> Iterator[tuple[int, Table]]:
         with self._opened() as parquet:
             first = 0
+            # A row group of lists may be too large to be held twice.
             if width > 1:
                 at_once = max(1, _NUMBERS_AT_ONCE // width)
                 for rows in parquet.iter_batches(at_once, columns=list(names)):
@@ -359,6 +377,8 @@ class _Text(_Held):
         names, rows = self._head(1)
         row = rows[0] if rows else []
         fields = []
+        # If the first row is too short, the columns at its end count as missing
+        # numbers.
         for name, text in zip_longest(names, row[: len(names)], fillvalue=""):
             kind = pyarrow.float64() if _is_number(text) else pyarrow.string()
             fields.append((name, kind))
@@ -373,11 +393,13 @@ class _Text(_Held):
 
     def _head(self, most: int) -> tuple[list[str], list[list[str]]]:
         """The names of the columns, and the first rows."""
+        # Excel writes a byte-order mark, which would be a part of the first name.
         reading = {"compression": "infer", "encoding": "utf-8-sig", "newline": ""}
         # Columns that are not read may hold other bytes.
         reading["errors"] = "replace"
         with self.filesystem.open(self.file.path, "rt", **reading) as opened:
             start = opened.read(_BLOCK)
+        # The last line of a full block may be cut off.
         lines = start if len(start) < _BLOCK else start[: start.rfind("\n") + 1]
         got = "none in the first 4 MB" if start else "an empty file"
         requirement = f"{self.file.name} to begin with a line of column names"
@@ -388,6 +410,7 @@ class _Text(_Held):
         way_out = "write it in UTF-8; the name of a compressed file ends in .gz"
         check(is_text, f"{self.file.name} to be text in UTF-8", got, way_out)
         text = io.StringIO(lines, newline="")
+        # Empty lines are no rows, for pyarrow either.
         rows = filter(None, csv.reader(text, delimiter=self.separator))
         names = next(rows)
         first: list[list[str]] = []
@@ -399,6 +422,8 @@ class _Text(_Held):
     def load(self, numbers: Sequence[str], others: Sequence[str]) -> None:
         import pyarrow
 
+        # As texts, ids keep their zeros and dates their form. A column that is in both
+        # lists is read as numbers.
         types = dict.fromkeys(others, pyarrow.string())
         types |= dict.fromkeys(numbers, pyarrow.float64())
         stored = {
@@ -420,6 +445,8 @@ class _Text(_Held):
 
         reading = text.ReadOptions(use_threads=use_threads, block_size=_BLOCK)
         parsing = text.ParseOptions(delimiter=self.separator, newlines_in_values=True)
+        # Only an empty cell of a column of numbers is missing: a class may be named NA
+        # or null.
         converting = text.ConvertOptions(
             column_types=types,
             include_columns=list(types),
@@ -466,6 +493,8 @@ class _JsonLines(_Held):
 
     def __init__(self, filesystem: Any, file: File) -> None:
         super().__init__(filesystem, file)
+        # This comes first, because pyarrow would end the process at some of these
+        # lines.
         with filesystem.open(file.path, "rt", compression="infer") as lines:
             _check_objects(lines, file.name)
         with filesystem.open(file.path, "rb", compression="infer") as opened:
@@ -486,6 +515,7 @@ def _parsed_json(content: bytes) -> Table:
     import pyarrow
     from pyarrow import json as lines
 
+    # The size of a block is a 32-bit integer for pyarrow.
     block = min(max(len(content), 1), 2**31 - 1)
     reading = lines.ReadOptions(block_size=block)
     table = lines.read_json(io.BytesIO(content), read_options=reading)
@@ -509,6 +539,8 @@ def _with_whole_numbers(table: Table, content: bytes) -> Table:
         return table
     texts: dict[str, list[str | None]] = {name: [] for name in large}
     is_rounded = dict.fromkeys(large, False)
+    # `splitlines` would also split at the separators that a text may hold, such as
+    # U+2028.
     for line in content.decode("utf-8-sig").split("\n"):
         if not line.strip():
             continue
@@ -593,6 +625,8 @@ def _check_objects(lines: TextIO, name: str) -> None:
             f"a longer one in row {row}",
             _CLOSE,
         )
+        # The number of brackets is counted faster than their depth, which is at most as
+        # large.
         n_opened = text.count("{") + text.count("[")
         check(
             n_opened <= _MOST_NESTED or _depth(text) <= _MOST_NESTED,
@@ -605,6 +639,7 @@ def _check_objects(lines: TextIO, name: str) -> None:
 
 def _depth(text: str) -> int:
     """How deep the values of a text of JSON are nested."""
+    # Brackets within texts are no nesting.
     brackets = re.sub(r'"(?:[^"\\]|\\.)*"|[^][}{"]', "", text)
     steps = [1 if each in "{[" else -1 for each in brackets]
     return max(accumulate(steps), default=0)
@@ -641,7 +676,8 @@ def readable(name: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # Drivers and damaged files raise many types.
+    # Drivers and damaged files raise many types.
+    except Exception as error:
         words = " ".join(str(error).split())
         suffix = str(suffix_of(name) or "")[1:]
         requirement = f"be readable as {suffix}" if suffix else "be readable"

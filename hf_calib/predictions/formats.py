@@ -32,14 +32,18 @@ from hf_calib.predictions.predictions import (
 if TYPE_CHECKING:
     from hf_calib.predictions.reading import Read
 
-_ROWS_AT_ONCE = 2**22  # In numbers, of a table that is written.
+# The numbers of a table that are calibrated and written at once.
+_ROWS_AT_ONCE = 2**22
 _KINDS = ("logits", "probs")
 _SENTENCES = "sentences"
 _WEIGHTS = "weights"
 _OF_ROWS = (*_KINDS, "labels", CONFIDENCE, CORRECT, *PREDICTED, _SENTENCES, _WEIGHTS)
 _ARRAYS = (*_OF_ROWS, "class_names")
-_LONGEST_TEXT = 2**12  # In bytes, of a name or a label.
-_SOFT_LABELS = ("soft_labels", "probs")  # CIFAR-10H has the latter.
+# The bytes of a name or a label: the header of a small file may claim texts that fill
+# the memory.
+_LONGEST_TEXT = 2**12
+# CIFAR-10H has the latter.
+_SOFT_LABELS = ("soft_labels", "probs")
 
 
 def load_arrays(
@@ -52,6 +56,7 @@ def load_arrays(
     """
     name = Path(path).name
     arrays, found = _read(path, argument, _ARRAYS)
+    # Weights that are left out without a word would change every number.
     way_out = "write a table with a column of them, and name it as weight_column"
     got = f"the array {_WEIGHTS}"
     check(_WEIGHTS not in arrays, f"{name} to have no weights", got, way_out)
@@ -67,6 +72,7 @@ def load_arrays(
     class_names = None
     if "class_names" in arrays:
         listed = np.atleast_1d(arrays["class_names"]).tolist()
+        # Names of numpy's type S are bytes.
         class_names = tuple(
             each.decode() if isinstance(each, bytes) else str(each) for each in listed
         )
@@ -89,6 +95,8 @@ def _top_labels(name: str, arrays: dict[str, Any], found: str) -> TopLabels:
         check(bool(predicted) and "labels" in arrays, requirement, found, way_out)
         correct = _are_equal(predicted[0], arrays["labels"])
     confidence = arrays[CONFIDENCE].astype(np.float64, copy=False)
+    # They are checked as they are stored: as an integer, 0.5 would be a wrong
+    # prediction.
     made = TopLabels(confidence, correct)
     return replace(made, correct=correct.astype(np.int64))
 
@@ -145,6 +153,7 @@ def save_predictions(
         kind = "logits" if predictions.probs is None else "probs"
         arrays = {kind: predictions.scores, "labels": predictions.labels}
         if predictions.class_names is not None:
+            # An array of objects would be pickled, and pickles are not read.
             arrays["class_names"] = np.array(predictions.class_names, dtype=np.str_)
     if predictions.sentences is not None:
         arrays[_SENTENCES] = predictions.sentences
@@ -195,6 +204,8 @@ def _write_table(
     others = read.others
     if not isinstance(rows, slice):
         others = others.filter(pyarrow.array(rows))
+    # The slices are among the other columns; `select` would convert all of them for
+    # each part.
     chosen = replace(chosen, by={}, validate=False)
 
     def tables() -> Iterator[Any]:
@@ -223,6 +234,8 @@ def _columns_of(read: Read, probs: NDArray[Any]) -> dict[str, Any]:
         lists = pyarrow.FixedSizeListArray.from_arrays(flat, n_classes)
         return {columns.written[0]: lists}
     by_class = np.ascontiguousarray(probs.T)
+    # The one column holds the probability of the second class: that of "correct", or of
+    # the positive class.
     if columns.kind in (CONFIDENCE, SCORE):
         by_class = by_class[1:]
     pairs = zip(columns.written, by_class, strict=True)
@@ -267,7 +280,8 @@ def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any
             return arrays, ", ".join(archive) or "none"
     except InputError:
         raise
-    except Exception as error:  # The file may have any content.
+    # The file may have any content.
+    except Exception as error:
         got = f"{path} ({error})"
         way_out = "write it with numpy.savez, plain arrays only"
         raise InputValueError(

@@ -32,8 +32,10 @@ OF_SCORES = (
 )
 FLAGS = ("false", "true")
 _ONE_WAY = "write a class in the same way in both columns, or write a column 'correct' of 0 and 1"
+# The zero of "01" may be a part of a code.
 _PADDED = re.compile(r"\s*[+-]?0\d")
-_LARGEST_EXACT = 2**53  # Above it, float64 does not represent all integers.
+# Above it, float64 does not represent all integers.
+_LARGEST_EXACT = 2**53
 
 
 def check_unambiguous(kind: Any, argument: str, class_names: Sequence[str]) -> None:
@@ -41,6 +43,7 @@ def check_unambiguous(kind: Any, argument: str, class_names: Sequence[str]) -> N
     from pyarrow import types
 
     numbers = [as_number(name) for name in class_names]
+    # If some names are no numbers, a column of integers holds ids only.
     are_ids = types.is_integer(kind.value_type if types.is_dictionary(kind) else kind)
     if None not in numbers or are_ids:
         return
@@ -84,6 +87,7 @@ def label_ids(
 
     numbers = [as_number(name) for name in names]
     are_ids = None in numbers or numbers == list(range(len(names)))
+    # This is the way of most columns, which makes no text of each row.
     if types.is_integer(column.type) and not column.null_count and are_ids:
         return np.asarray(column).astype(np.int64, copy=False)
     column = filled(column, argument)
@@ -91,6 +95,8 @@ def label_ids(
     found = _as_names(texts, names)
     if found.null_count and not as_written:
         found = _as_names_in_any_case(texts, names, found)
+    # The text of a number is one of several forms, such as 1 and 1.0, so it is compared
+    # as a number.
     if found.null_count or are_numbers(column.type):
         found = _as_numbers(texts, names, found, argument, as_written)
     if found.null_count:
@@ -159,6 +165,7 @@ def _as_numbers(
     """The ids (n,) of labels that are numbers; what was found if one is no number."""
     import pyarrow
 
+    # Each different text is parsed once.
     encoded = texts.dictionary_encode()
     written = encoded.dictionary.to_pylist()
     labels = [number for number in map(as_number, written) if number is not None]
@@ -175,6 +182,7 @@ def _as_numbers(
         way_out = "name each class by another number"
         check(not twice, requirement, f"{few(twice)} twice", way_out)
         ids = [places.get(label) for label in labels]
+    # If some of the labels are names, the others are no ids.
     elif as_written and places.keys() & set(labels):
         return found
     else:
@@ -206,6 +214,7 @@ def are_flags(column: Any, name: str, class_names: Sequence[str]) -> bool:
     if first == FLAGS[1] or second == FLAGS[0]:
         return False
     column = filled(column, f"column {name!r}")
+    # The numbers 0 and 1 are ids, which `label_ids` reads.
     if types.is_boolean(column.type) or are_numbers(column.type):
         return types.is_boolean(column.type)
     lower = compute.utf8_lower(column.cast(pyarrow.string()))
@@ -250,6 +259,7 @@ def are_equal(
     alike = look_alikes(texts, texts)
     requirement = f"the classes in {told} to differ visibly"
     check(not alike, requirement, alike, "write each class in one way")
+    # If no class were in both columns, every prediction would count as wrong.
     are_shared = len(known) < len(first) + len(second)
     requirement = f"{told} to hold the same classes"
     got = f"{few(first)} and {few(second)}, of which none is in both"
@@ -372,6 +382,7 @@ def filled(column: Any, argument: str) -> Any:
         raise InputTypeError(
             expected(argument, "hold one class in each row", column.type, way_out)
         )
+    # An array of numbers has NaN where one is missing.
     is_missing = column.is_null(nan_is_null=True)
     if types.is_string(column.type) or types.is_large_string(column.type):
         is_blank = compute.equal(compute.utf8_trim_whitespace(column), "")

@@ -25,6 +25,7 @@ _WAY_OUT = "log a multiple-choice task"
 
 def rows_of_log(file: TextIO) -> list[Any] | None:
     """The rows of a log of lm-evaluation-harness, in lines or a list; None for other files."""
+    # The first line decides, so that a large table is not parsed here.
     first = next((line for line in file if line.strip()), "null")
     file.seek(0)
     is_list = first.lstrip().startswith("[")
@@ -50,11 +51,15 @@ def _is_row(row: Any) -> bool:
 class _Question:
     """A row of a log."""
 
-    place: str  # For messages.
+    # The place in messages.
+    place: str
     answers: Sequence[str]
-    likelihoods: FloatArray  # Of the answers, natural logarithms.
-    target: str  # The index of the correct answer, or its text.
-    accuracy: Any  # 1 if the likeliest answer is correct; None if the log does not say.
+    # The log-likelihoods of the answers, as natural logarithms.
+    likelihoods: FloatArray
+    # The index of the correct answer, or its text.
+    target: str
+    # 1 if the likeliest answer is correct; None if the log does not say.
+    accuracy: Any
 
     @property
     def index(self) -> int | None:
@@ -81,6 +86,7 @@ def read_log(rows: list[Any], name: str, scores: OptionScores = "sum") -> Predic
     questions = []
     for number, row in enumerate(rows):
         questions.append(_question(row, f"in row {number} of {name}"))
+    # With several filters, the harness logs each question once for each of them.
     doc_id, times = Counter(str(row["doc_id"]) for row in rows).most_common(1)[0]
     got = f"{times} rows with {doc_id} in {name}"
     way_out = "keep the rows of one filter"
@@ -99,6 +105,7 @@ def _length(answer: str, scores: OptionScores) -> int:
     """The number by which the log-likelihood of an answer is divided."""
     if scores == "sum":
         return 1
+    # The log-likelihood of an empty answer is divided by 1, not by 0.
     return max(len(answer if scores == "per_character" else answer.encode()), 1)
 
 

@@ -34,7 +34,8 @@ from hf_calib.metrics.multi_label import check_decisions
 from hf_calib.scaling import SINGLE_LABEL_SCALERS
 
 FORMATS = (".npz", ".csv", ".tsv", ".parquet", ".jsonl")
-_SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # A 0 from rounding has no logarithm.
+# A 0 from rounding has no logarithm; it counts as the smallest normal float32.
+_SMALLEST_PROBABILITY = np.finfo(np.float32).tiny
 
 # It is called with the number of rows just read, and that of all rows or None.
 OnRows = Callable[[int, int | None], None]
@@ -47,19 +48,22 @@ def ignore_rows(n_rows: int, n_all: int | None) -> None:
 class LabelKind(NamedTuple):
     """The form of a task's labels, which determines probabilities, calibrators and statistics."""
 
-    name: str  # The name in messages.
-    sigmoid: bool  # True if each logit has its own probability.
-    independent: bool  # True if examples are independent draws, as guarantees need.
-    maps: tuple[str, ...]  # The post-hoc methods for it.
+    # The name in messages.
+    name: str
+    # True if each logit has its own probability.
+    sigmoid: bool
+    # True if examples are independent draws, as guarantees need.
+    independent: bool
+    # The post-hoc methods for it.
+    maps: tuple[str, ...]
 
     def probabilities(self, logits: NDArray[Any]) -> NDArray[np.float64]:
         """(N, C), in float64: the softmax of logits, or their sigmoid."""
         wide = logits.astype(np.float64)
         if self.sigmoid:
             return np.asarray(expit(wide))
-        with np.errstate(
-            invalid="ignore"
-        ):  # Rows with inf become NaN, which raises later.
+        # Rows with inf become NaN, which raises later.
+        with np.errstate(invalid="ignore"):
             return np.asarray(softmax(wide, axis=1))
 
 
@@ -207,6 +211,8 @@ class Predictions:
         if self.kind.sigmoid and "multi_label" in scaler.get_params():
             scaler.set_params(multi_label=True)
         weights = {} if self.weights is None else {"sample_weight": self.weights}
+        # By default Python shows a warning once per place, so that a second fit would
+        # have no note.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             scaler.fit(self.as_logits(), self.labels, **weights)
@@ -474,6 +480,8 @@ def rows_in_both(found: Any, tested: Any) -> int:
     twins_of_fitted, twins_of_reported = (
         n[n > 1].sum() for n in (n_fitted, n_reported)
     )
+    # Rows with twins within their own set tell how often different rows coincide, in
+    # proportion to the size of the other set.
     by_chance = max(
         twins_of_fitted * len(tested) / len(found),
         twins_of_reported * len(found) / len(tested),
@@ -493,6 +501,8 @@ def _row_keys(predictions: Any) -> NDArray[np.uint64]:
     digits = np.rint(np.maximum(log_probs, -15.0) * 1e4).astype(np.int64)
     labels = predictions.labels.reshape(len(predictions), -1).astype(np.int64)
     columns = np.concatenate([labels, digits], axis=1).view(np.uint64)
+    # Multiplication by an odd number is invertible modulo 2^64: no bit of a column is
+    # lost.
     factors = np.random.default_rng(0).integers(
         2**63, size=columns.shape[1], dtype=np.uint64
     ) | np.uint64(1)
@@ -525,6 +535,8 @@ def is_predictions(source: str) -> bool:
     >>> [is_predictions(name) for name in ("logits.csv.gz", "s3://bucket/run/*.parquet", "someone/some-bert-2.1")]
     [True, True, False]
     """
+    # A name with a known ending is never looked up as a model on the Hub, even if the
+    # file is missing.
     if os.path.isfile(source) or suffix_of(source) is not None or "://" in source:
         return True
     if os.path.isdir(source):

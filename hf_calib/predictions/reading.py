@@ -73,8 +73,10 @@ from hf_calib.predictions.predictions import (
     suffix_of,
 )
 
-_AT_ONCE = 8  # Files, each of which waits for its storage.
-_SHOWN = 1_000_000  # Fewer rows are read in a moment.
+# Files that are read at once, each of which waits for its storage.
+_AT_ONCE = 8
+# Progress is shown from this many rows on; fewer are read in a moment.
+_SHOWN = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,10 @@ def read_predictions(
             return Read(name, tuple(files), _concatenated(held, files))
         with naming(files[0], files):
             columns = columns_of(tables[0], wanted)
+        # Headers are compared before any rows are read, which may take long.
         _check_alike(tables, columns, all_columns=all_columns)
         columns = with_all_options(columns, tables, wanted)
+        # The error of a thread is raised where its result is taken.
         for _ in pool.map(partial(_load, columns, all_columns=all_columns), tables):
             pass
         n_rows = sum(each.n_rows for each in tables)
@@ -429,6 +433,8 @@ class _Rows:
 
         files = [each.file for each in self.tables]
         table = self.tables[place]
+        # Each file has its own rows of the matrix, so that threads can write to it at
+        # once.
         start = self.starts[place]
         row_of = {name: k for k, name in enumerate(self.columns.scores)}
         own = [name for name in self.parts if name in table.kinds]
@@ -466,6 +472,8 @@ class _Rows:
             yield
         except RowError as error:
             row = error.args[0]
+            # Files without rows start where the next file does; the row is in the last
+            # that starts there.
             place = int(np.searchsorted(self.starts, row, side="right")) - 1
             file = self.tables[place].file
             raise error.at(file.name, -self.starts[place]) from None
@@ -489,6 +497,8 @@ class _Rows:
             check_not_probabilities(scores)
         elif columns.kind == SCORE:
             scores = _with_complement(self.scores[0], columns.scores[0])
+        # Columns that are named as their classes do not say that they hold
+        # probabilities.
         elif columns.scores == columns.class_names:
             _check_look_like_probabilities(scores)
         class_names, labels = self._labels()
@@ -611,6 +621,8 @@ def _check_partition(file: File, name: str, column: Any) -> None:
     if name not in dict(file.partition):
         return
     told = dict(file.partition)[name]
+    # Nulls are values here, because a row without a value contradicts the folder as
+    # well.
     encoded = column.cast("string").combine_chunks().dictionary_encode("encode")
     values = encoded.dictionary.to_pylist()
     others = np.array([value is None or not is_same(value, told) for value in values])
@@ -651,12 +663,14 @@ def _lists(column: Any, name: str, n_classes: int) -> NDArray[Any]:
     try:
         return numbers_of(column.flatten(), name).reshape(len(column), n_classes)
     except RowError as error:
+        # The error counts the values of all lists.
         place, *told = error.args
         raise RowError(place // n_classes, *told) from None
 
 
 def _with_complement(score: NDArray[Any], name: str) -> NDArray[Any]:
     """The probabilities (N, 2) of both classes, from that of the second."""
+    # NaN fails both comparisons, and so is outside.
     outside = ~((score >= 0) & (score <= 1))
     way_out = "write the probability of the second class"
     refuse(outside, f"column {name!r}", "hold probabilities", score, way_out)
@@ -678,6 +692,7 @@ def _check_is_a_confidence(score: NDArray[Any], classes: Sequence[Any]) -> None:
 
 def _check_look_like_probabilities(scores: NDArray[Any]) -> None:
     """Raise for columns whose names do not say that they hold probabilities, and which do not."""
+    # Rounding may lead a little beyond 1.
     outside = (scores < 0) | (scores > 1 + 1e-6)
     requirement = "hold probabilities, as their names do not say logit_"
     way_out = "name the columns logit_<class> if they hold logits, and prob_<class> if there are others"

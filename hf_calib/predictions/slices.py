@@ -12,10 +12,13 @@ import numpy as np
 from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, IntArray
 
+# More different texts are ids of rows rather than names of groups.
 _MOST_SLICES = 1_000
-_MOST_NUMBERS = 20  # Up to this many different numbers are slices of their own.
+# Up to this many different numbers are slices of their own.
+_MOST_NUMBERS = 20
 _RANGES = 5
 _NO_VALUE = "(none)"
+# Zeros of both signs are equal, and one slice.
 _TITLES = {None: _NO_VALUE, "": "(empty)", "-0.0": "0.0"}
 
 
@@ -40,6 +43,7 @@ def slices_of(column: str, values: Sequence[Any]) -> tuple[list[str], IntArray]:
         titles += [f"{column} {low} to {high}" for low, high in pairwise(shown)]
         titles += [f"{column} above {shown[-1]}", _NO_VALUE]
         ranges = np.searchsorted(edges, numbers)
+        # `searchsorted` places NaN behind the last edge.
         ranges[np.isnan(numbers)] = len(titles) - 1
         named = [titles[place] for place in ranges]
     names = list(dict.fromkeys(named))
@@ -55,6 +59,7 @@ def _numbers(values: Sequence[Any]) -> FloatArray | None:
     """Values as numbers, NaN for missing ones; None if one is a text, True or False."""
     numbers = []
     for value in values:
+        # float(True) is 1, but the slice is named True.
         if isinstance(value, bool):
             return None
         try:
@@ -71,6 +76,8 @@ def _edges(numbers: FloatArray) -> list[float] | None:
     if len(np.unique(finite)) <= _MOST_NUMBERS:
         return None
     inner = np.arange(1, _RANGES) / _RANGES
+    # The method gives values of the column itself: between integers, edges are
+    # integers. A frequent value may be several of the edges.
     edges = np.quantile(finite, inner, method="inverted_cdf")
     return np.unique(edges).tolist()
 

@@ -78,7 +78,8 @@ class TrainingPredictions:
             with safe_open(path, "numpy") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 names = tuple(json.loads(file.metadata()["class_names"]))
-        except Exception as error:  # The file may be missing, damaged or another one.
+        # The file may be missing, damaged or another one.
+        except Exception as error:
             got = f"a file that cannot be read ({error})"
             raise InputValueError(
                 expected(str(path), requirement, got, way_out)
@@ -86,6 +87,7 @@ class TrainingPredictions:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
 
         def rows(split: str) -> Predictions:
+            # An empty array stands for one that is not in the file.
             logits, labels, sentences = (
                 arrays.get(f"{split}_{name}", np.empty(0)) for name in _ARRAYS
             )

@@ -114,6 +114,8 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
             model, args, *positional, calibration_dataset=calibration_dataset, **kwargs
         )
         if calibration_dataset is not None:
+            # TRL tokenizes the training and evaluation sets; it does not know of this
+            # one.
             prepared = self._prepare_dataset(
                 calibration_dataset, self.processing_class, args, "calibration"
             )
@@ -125,6 +127,7 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
         """Return the chosen reward minus its margin and the rejected reward as logits (N, 2),
         with labels 0.
         """
+        # TRL's pass also records its metrics. Its loss is kept for `compute_loss`.
         self._stock_loss, outputs = RewardTrainer.compute_loss(
             self, model, inputs, return_outputs=True
         )
@@ -144,13 +147,15 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
     ) -> Any:
         """Return TRL's loss, with the calibration loss of the pairs instead of their cross entropy."""
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        # A softmax of two logits rounds otherwise than TRL's sigmoid of their
+        # difference.
         if self.calibration_loss.name == "cross_entropy":
             loss = self._stock_loss
         elif self.args.center_rewards_coefficient is not None:
             chosen, rejected = outputs["logits"].unbind(dim=1)
-            loss = loss + (
-                self._stock_loss + logsigmoid(chosen - rejected).mean()
-            )  # TRL's other terms
+            # TRL's loss is the mean cross entropy plus other terms, and only the other
+            # terms are kept.
+            loss = loss + (self._stock_loss + logsigmoid(chosen - rejected).mean())
         return (loss, outputs) if return_outputs else loss
 
     def held_out_pass(self, **settings: Any) -> Evaluation:
@@ -158,11 +163,14 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
         evaluation.
         """
         done = super().held_out_pass(**settings)
+        # TRL logs the means of all batches since its last log.
         self._metrics["eval"].clear()
         return done
 
 
 def pairs_of(rewards: Tensor, margin: Tensor | None) -> Tensor:
     """Return the logits (N, 2): the chosen reward minus its margin, and the rejected reward."""
+    # The first half of TRL's batch holds the chosen answers, the second the rejected
+    # ones.
     chosen, rejected = rewards.squeeze(-1).chunk(2)
     return torch.stack([chosen if margin is None else chosen - margin, rejected], dim=1)

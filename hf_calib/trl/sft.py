@@ -46,8 +46,10 @@ class CalibrationSFTConfig(SFTConfig):
     def __post_init__(self) -> None:
         self.loss_kwargs = read_mapping(self.loss_kwargs)
         loss = self.make_loss()
+        # It raises if TRL's head keeps too little for this loss.
         reads_squares(loss)
         is_stock = loss.name == "cross_entropy"
+        # Both options would replace the loss of a token.
         requirement = f"loss_type to be 'nll' for loss {loss.name!r}"
         check(
             is_stock or self.loss_type != "dft",
@@ -120,6 +122,7 @@ class CalibrationSFTTrainer(SFTTrainer):
         super().__init__(model, args, **kwargs)
         self.calibration_loss = loss
         if not is_stock:
+            # TRL's head is in the model below the adapters.
             _put_into_head(without_adapters(self.model), loss)
 
 
@@ -134,6 +137,8 @@ def reads_squares(loss: CalibrationLoss) -> bool:
     check(
         is_fixed, "loss to train without held-out predictions", repr(loss.name), way_out
     )
+    # The loss is tried on one token. TRL's sum of squares has no gradient, unlike the
+    # others.
     kept = torch.zeros(1, requires_grad=True)
     loss.from_log_probs(kept, entropy=kept, log_sum_sq_probs=torch.zeros(1))
     with suppress(InputValueError):
@@ -147,14 +152,17 @@ def _put_into_head(model: Any, loss: CalibrationLoss) -> None:
     log-probabilities.
     """
     if reads_squares(loss):
+        # The trainer has asked its head for the first three only.
         add_fused_lm_head(
             model, outputs=("log_probs", "entropy", "is_top1", "log_sum_sq_probs")
         )
     fused = model.forward
 
+    # `generate` reads from the signature which arguments the model takes.
     @wraps(type(model).forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = fused(*args, **kwargs)
+        # These outputs have logits, as for generation.
         if not kwargs.get("fused_lm_head"):
             return outputs
         mask = outputs.label_mask
