@@ -84,12 +84,15 @@ def run(options: Decide, running: Running) -> Decided:
     source = open_source(options, running, check_labels)
     _check_is_own(source, options.output)
     names, n_rows = source.size()
+    # Of a model they are the names in its data, and its rule has its own.
+    if isinstance(source, FileSource) and options.class_names is not None:
+        names = tuple(options.class_names)
     rule = make_rule(names)
     if source.kind is TOP_LABELS:
         rule = _for_top_labels(rule)
     # Rows that are too few are refused before a model predicts them.
     rule.check_rows(n_rows)
-    decided = _measure(source, rule, options)
+    decided = _measure(source, rule, names, options)
     if options.output is not None:
         running.stages(f"writing to {options.output}")
         report = report_on_predictions(decided.measured, source.name, options.n_bins)
@@ -185,7 +188,12 @@ def read_costs(path: Path) -> Callable[[Sequence[str]], Rule]:
     return ordered
 
 
-def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> Decided:
+def _measure(
+    source: FileSource | ModelSource,
+    rule: Rule,
+    names: tuple[str, ...],
+    options: Decide,
+) -> Decided:
     """Fit the rule in place, and measure it on the test data, or else on the rows of the fit."""
     found = source.served()
     of_fit = "test_data" not in source.sets
@@ -231,7 +239,7 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
         n_of_fit = n_measured if of_fit else n_shared
     decisions = Decisions(
         rule,
-        found.names,
+        names,
         results,
         n_measured,
         source.about().get("fingerprint"),

@@ -237,8 +237,6 @@ class Decide(Measured):
     more = "by_class sets delta split trust_remote_code"
     without = f"{_FOR_SETS} option_scores weight_column n_bins by"
     needs = _NEEDS | {
-        # A rule has the names that the predictions have.
-        "a model": f"{_OF_MODELS} class_names",
         "accuracy": "delta",
         "accuracy or alpha": "by_class",
         "alpha": "sets",

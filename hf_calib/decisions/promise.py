@@ -62,10 +62,13 @@ def starts(n_rows: int, promised: float, delta: float) -> IntArray:
     for n_starts, errors, times in _LADDER:
         level = delta / n_starts
         most = 10 * (rows_needed(promised, level) + errors + 1)
-        rows = np.arange(errors + 1, most)
-        passing = bdtr(errors, rows, 1 - promised) <= level
+        # More rows than there are would be no start, and may not fit into memory.
+        rows = np.arange(errors + 1, min(most, n_rows + 1))
+        passing = np.flatnonzero(bdtr(errors, rows, 1 - promised) <= level)
+        if len(passing) == 0:
+            continue
         # The least number of rows that can pass with these errors.
-        first = int(rows[passing.argmax()])
+        first = int(rows[passing[0]])
         if first * times <= n_rows:
             # The last of these numbers is the end of the sequence.
             numbers = np.geomspace(first, n_rows, n_starts + 1)

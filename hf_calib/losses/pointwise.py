@@ -402,6 +402,8 @@ def bsce(
 
     $$L = -u \log p_y, \qquad u = \lVert p - e_y \rVert_\beta^\gamma$$
 
+    For several labels per row, u is |p - y|^γ of each label's sigmoid.
+
     Args:
         gamma: γ >= 0; at 0 the loss is cross entropy.
         norm: order β >= 1 of the vector norm, as in the authors' code. Its default is 1, where u is
@@ -477,6 +479,8 @@ def focal_calibration(
     4.5), AG News (4, 3), FinSen (4, 4).
 
     $$L = -(1 - p_y)^\gamma \log p_y + \lambda \lVert p - e_y \rVert_2^2$$
+
+    For several labels per row, the last term is λ (p - y)^2 of each label's sigmoid.
 
     Args:
         gamma: γ >= 0.

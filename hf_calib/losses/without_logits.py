@@ -222,8 +222,9 @@ def _check(
 ) -> None:
     check_loss(loss)
     way_out = "compute the logits, and call the loss on them"
-    got = f"{loss.name!r}, which couples the batch"
-    check(not loss.couples_batch, "loss to have a value per row", got, way_out)
+    got = f"{loss.name!r}, which couples the rows"
+    is_of_rows = loss.entry.is_of_single_rows
+    check(is_of_rows, "loss to have a value per row", got, way_out)
     got = f"a multi-label {loss.name!r}"
     check(not loss.multi_label, "loss to be single-label", got, way_out)
     fits = reduction in ("mean", "sum")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
+from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, RowError, refuse
 from hf_calib.predictions.columns import Columns
 from hf_calib.predictions.files import check_numbers
@@ -18,6 +19,8 @@ from hf_calib.predictions.predictions import Predictions
 
 # Of more labels with a stated probability a note says what they decide.
 _FEW_LABELS = 1e-3
+# A log-probability of a service may be above 0 by so much.
+_ROUNDED = 1e-3
 
 
 def by_option(
@@ -75,6 +78,10 @@ def fill_unlisted(
         got = f"{rows} without one, such as {option!r}"
         way_out = "ask the service for more, or state a probability as unlisted_at"
         raise RowError(row, argument, requirement, got, way_out)
+    # All logits may be larger by one number, so that none of them stands for a probability.
+    requirement = f"{argument} to hold probabilities or their logarithms"
+    way_out = "name the column logprobs, if these are log-probabilities"
+    check(columns.scores[0] != "logits", requirement, "logits", way_out)
     is_log = columns.kind == "logits"
     scores[is_missing] = math.log(probability) if is_log else probability
     return (
@@ -82,6 +89,25 @@ def fill_unlisted(
         f"{probability:g}, as stated by unlisted_at, before the probabilities of a row are divided "
         "by their sum."
     )
+
+
+def normalize(scores: FloatArray, columns: Columns) -> None:
+    """Divide probabilities (C, N) of options by their sums, in place; raise for log-probabilities
+    above 0.
+
+    Options are some of all tokens, whose probabilities need not sum to 1. Those of logits do once
+    they are made of them.
+    """
+    if columns.kind == "probs":
+        with np.errstate(invalid="ignore"):
+            scores /= scores.sum(axis=0)
+        return
+    argument = f"column {columns.scores[0]!r}"
+    largest = scores.max(axis=0)
+    way_out = "name the column logits, if these are logits"
+    is_wrong = (largest > _ROUNDED) & (columns.scores[0] != "logits")
+    requirement = "hold log-probabilities, which are at most 0"
+    refuse(is_wrong, argument, requirement, largest, way_out)
 
 
 def on_unlisted_labels(made: Predictions, is_missing: NDArray[np.bool_]) -> list[str]:

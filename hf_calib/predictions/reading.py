@@ -39,6 +39,7 @@ from hf_calib.predictions.columns import (
 from hf_calib.predictions.dictionaries import (
     by_option,
     fill_unlisted,
+    normalize,
     on_unlisted_labels,
 )
 from hf_calib.predictions.files import (
@@ -492,6 +493,8 @@ class _Rows:
             return TopLabels(confidence, self._correct(confidence), weights, by)
         if self.unlisted.any():
             self.notes.append(fill_unlisted(self.scores, self.unlisted, columns))
+        if columns.by_option:
+            normalize(self.scores, columns)
         scores = self.scores.T
         if columns.kind == "logits":
             check_not_probabilities(scores)

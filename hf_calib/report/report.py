@@ -206,6 +206,7 @@ class CalibrationReport:
             "n_files": self.n_files,
             "n_classes": len(self.class_names),
             **self.settings._asdict(),
+            "n_resamples": self.settings.n_resamples * self.before.are_resampled,
             "before": self._record(self.before),
             "after": self.after and self._record(self.after),
             "nll_change": self.nll_change,

@@ -315,6 +315,19 @@ def test_a_rule_that_answers_nothing_is_not_written(
     assert names_in(tmp_path) == {"decisions"}
 
 
+def test_names_of_classes_that_the_file_does_not_have(tmp_path: Path) -> None:
+    """Of lists or of unnamed columns; the labels are texts."""
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet([1, 1], 400)
+    names = ("ham", "spam")
+    labels = [names[each] for each in probs.argmax(axis=1)]
+    table = pandas.DataFrame({"probs": list(probs), "label": labels})
+    table.to_parquet(tmp_path / "a.parquet")
+    words = ("--class-names", "ham,spam", "--accuracy", 0.9, "--output", tmp_path / "b")
+    assert call("decide", tmp_path / "a.parquet", *words).exit_code == 0
+    assert Decisions.from_pretrained(tmp_path / "b").class_names == names
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

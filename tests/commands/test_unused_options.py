@@ -99,10 +99,9 @@ def test_other_options_without_effect(
     data = ("--data", workplace / "data.csv")
     model = workplace / "model"
     hub = "that is a folder or on the Hub only, got 'train'"
-    evaluate, calibrate, decide = COMMANDS
+    evaluate, calibrate, _ = COMMANDS
     cases: list[tuple[tuple[object, ...], str]] = [
         (("evaluate", table, *OF_PREDICTIONS["option_scores"]), "a log of lm-eval"),
-        (words_of(decide, table, "--class-names", "a,b,c,d"), "with a model only"),
         (words_of(evaluate, model, *data, *OF_MODELS["split"]), f"with data {hub}"),
         (
             words_of(calibrate, model, *data, *OF_MODELS["test_split"]),

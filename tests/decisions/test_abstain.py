@@ -265,6 +265,12 @@ def test_probabilities_of_one_class(rule: AbstainRule | PredictionSets) -> None:
         rule.fit(np.ones((100, 1)), ZEROS)
 
 
+def test_an_extreme_promise_takes_no_more_than_its_rows() -> None:
+    probs = np.tile([[0.2, 0.8], [0.6, 0.4]], (1000, 1))
+    rule = AbstainRule(accuracy=1 - 1e-9, delta=1 - 1e-9)
+    assert rule.fit(probs, np.tile([1, 0], 1000)).predict(probs[:2]).tolist() == [1, 0]
+
+
 def test_an_accuracy_that_so_few_rows_cannot_promise() -> None:
     message = (
         "expected the calibration rows to be at least 2,995 to promise accuracy=0.999 with delta=0.05, got 100; "

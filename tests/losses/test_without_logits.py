@@ -20,7 +20,9 @@ from hf_calib.losses import (
 )
 from tests.helpers.loss_cases import VARIANTS, make_variant, variant_id
 
-SEPARABLE = [variant for variant in VARIANTS if not make_loss(variant[0]).couples_batch]
+SEPARABLE = [
+    variant for variant in VARIANTS if make_loss(variant[0]).entry.is_of_single_rows
+]
 N, H, V = 12, 5, 37
 
 
@@ -156,11 +158,12 @@ class TestLinear:
         assert not slope[labels == -100].any()
 
 
-COUPLES = "loss to have a value per row, got 'mmce', which couples"
+COUPLES = "loss to have a value per row, got '{}', which couples the rows"
 MULTI_LABEL = focal(problem_type="multi_label_classification")
 MISFITS: list[tuple[str, Any, type[Exception], str]] = [
     ("loss", "focal", TypeError, "loss to be a CalibrationLoss, got 'focal'"),
-    ("loss", make_loss("mmce"), ValueError, COUPLES),
+    ("loss", make_loss("mmce"), ValueError, COUPLES.format("mmce")),
+    ("loss", make_loss("ece_ce"), ValueError, COUPLES.format("ece_ce")),
     ("loss", MULTI_LABEL, ValueError, "single-label, got a multi-label 'focal'"),
     ("reduction", "none", ValueError, "reduction to be 'mean' or 'sum', got 'none'"),
     (

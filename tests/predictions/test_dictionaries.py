@@ -69,8 +69,12 @@ def test_probabilities_are_no_logarithms(form: str, tmp_path: Path) -> None:
     found = load_predictions(written(tmp_path, rows, form))
     np.testing.assert_array_equal(found.probs, [[0.25, 0.75]] * 2)
     rows = [{"logprobs": {"a": 0.25, "b": 0.75}, "label": "b"}] * 2
-    with pytest.raises(InputError, match="logits not to be probabilities"):
+    with pytest.raises(InputError, match="log-probabilities, which are at most 0, got"):
         load_predictions(written(tmp_path, rows, form))
+    # Options are some of all tokens.
+    rows = [{"probs": {"a": 0.2, "b": 0.6}, "label": "b"}] * 2
+    found = load_predictions(written(tmp_path, rows, form))
+    np.testing.assert_allclose(found.probs, [[0.25, 0.75]] * 2)
 
 
 SHORT: list[dict[str, Any]] = [
@@ -134,6 +138,12 @@ class TestUnlisted:
         found = read_predictions(paths, unlisted_at=0.1).predictions
         assert found.names == ("yes", "no", "maybe")
         assert found.labels.tolist() == [0, 1, 1, 2]
+
+    def test_logits_have_no_probability_beside_them(self, tmp_path: Path) -> None:
+        """All of them may be larger by one number, which changes no probability."""
+        rows = [{"logits": row["logprobs"], "label": row["label"]} for row in SHORT]
+        with pytest.raises(InputError, match="got logits; name the column logprobs"):
+            read_predictions(written(tmp_path, rows), unlisted_at=0.01)
 
     @pytest.mark.parametrize("probability", [0, 1, -0.1, "0.1", True])
     def test_what_is_no_probability(self, probability: Any, tmp_path: Path) -> None:

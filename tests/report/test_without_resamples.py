@@ -51,6 +51,7 @@ def test_more_rows_than_are_resampled(both: tuple) -> None:  # type: ignore[type
     assert ours.verdict == theirs.verdict
     assert "NLL lower by" in ours.verdict
     assert ours.to_dict()["before"]["metrics"]["nll"]["n_resamples"] == 0
+    assert ours.to_dict()["n_resamples"] == 0
     assert "other metrics normal ones" in ours.to_markdown()
     assert "normal" not in theirs.to_markdown()
     assert {*ours.figures()} == {*theirs.figures()}
