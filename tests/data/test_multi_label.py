@@ -143,7 +143,9 @@ def test_names_may_order_the_columns_of_the_labels_and_not_rename_them() -> None
     dataset = splits({"joy": [1, 0, 0, 0], **ON})
     found = chosen(dataset, class_names=["anger", "joy", "fear"], **columns)
     assert found["train"]["label"][:] == [[0, 1], [2], [], [0]]
-    message = r"class_names to be the label_columns \(joy, fear, anger\), got joy, fear, rage"
+    message = (
+        r"class_names to be the label_columns \(joy, fear, anger\), got joy, fear, rage"
+    )
     with pytest.raises(ValueError, match=message):
         chosen(dataset, class_names=["joy", "fear", "rage"], **columns)
 
