@@ -18,7 +18,7 @@ from hf_calib.commands.calibrate import METHODS
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.scaling import SCALERS
+from hf_calib.scaling import SCALERS, Scaler
 from tests.helpers.commands import (
     NAMES,
     REPORT,
@@ -88,6 +88,14 @@ class TestCalibratePredictions:
             for name in "ab"
         ]
         np.testing.assert_allclose(*written, atol=1e-5)
+
+    def test_a_criterion_is_of_the_bins_that_are_given(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        words = ("--criterion", "ece", "--n-bins", 3, "--output", tmp_path / "out")
+        called_for_json("calibrate", workplace / "data.npz", *words)
+        scaler = Scaler.from_pretrained(tmp_path / "out")
+        assert (scaler.criterion, scaler.n_bins) == ("ece", 3)
 
     def test_predictions_are_not_overwritten(
         self, workplace: Path, tmp_path: Path
