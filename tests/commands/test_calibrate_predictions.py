@@ -177,6 +177,19 @@ class TestInSample:
             result = call(*words, "--output", tmp_path / "out")
             self.assert_said(result, tmp_path / "out", self.SAID.format(80, 80))
 
+    def test_rows_of_the_fit_that_are_there_twice(self, tmp_path: Path) -> None:
+        """Twins among the test rows would tell nothing, as rounded scores coincide."""
+        rng = np.random.default_rng(0)
+        logits = rng.normal(size=(70, 4))
+        labels = rng.integers(4, size=70)
+        sets = {"data": [*range(70), *range(50, 70)], "test": range(50)}
+        for name, rows in sets.items():
+            found = Predictions(labels[rows], logits=logits[rows])
+            save_predictions(found, tmp_path / f"{name}.npz")
+        words = ("--test-data", tmp_path / "test.npz", "--output", tmp_path / "out")
+        result = call("calibrate", *TEMPERATURE, tmp_path / "data.npz", *words)
+        self.assert_said(result, tmp_path / "out", self.SAID.format(50, 50))
+
     def test_of_rows_that_were_drawn_no_number_is_claimed(
         self, workplace: Path, tmp_path: Path
     ) -> None:
