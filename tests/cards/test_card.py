@@ -23,7 +23,7 @@ from hf_calib._errors import InputValueError
 from hf_calib._text import is_hub_name, plain_name
 from hf_calib.cards import write_card
 from hf_calib.cards.card import _END as END
-from hf_calib.cards.card import START, citations, references
+from hf_calib.cards.card import START, citations, references, repair_stock_card
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.losses import LOSSES
 from hf_calib.scaling import SCALERS, SplineScaling
@@ -257,6 +257,43 @@ def test_writing_it_again_keeps_what_the_user_wrote(folder: Path) -> None:
     assert 'model="me/y"' in again.text
     write_card(folder, license="bsd")  # what is given replaces what is there
     assert card_of(folder).data.license == "bsd"
+
+
+def test_the_model_has_the_name_of_its_repository_without_the_owner(
+    folder: Path,
+) -> None:
+    assert written(folder, repo_id="me/x").data.model_name == "x"
+
+
+def test_a_relation_to_the_base_model_that_is_known_is_kept(folder: Path) -> None:
+    relations = []
+    for known in ({}, {"base_model_relation": "quantized"}):
+        card = ModelCard("---\nlicense: mit\n---\n")
+        for name, value in known.items():
+            card.data[name] = value
+        card.save(folder / "README.md")
+        card = written(folder, base_model="bert-base-uncased")
+        relations.append(card.data["base_model_relation"])
+    assert relations == ["finetune", "quantized"]
+
+
+def test_the_report_knows_its_rows_better_than_the_training(folder: Path) -> None:
+    change(folder / "calibration.json", data={"test": {"split": "test", "n": 7}})
+    text = written(folder).text
+    assert "| 120 | the numbers above |" in text
+    assert "| 7 |" not in text
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_metrics_with_a_calibrator_stay_if_it_is_that_of_the_model(
+    tmp_path: Path, is_measured: bool
+) -> None:
+    path = tmp_path / "README.md"
+    metrics = "- Ece: 0.1\n- Ece Calibrated: 0.05\n- Temperature: 1.5\n"
+    path.write_text(f"---\nlicense: mit\n---\n{metrics}- Loss: 1\n")
+    repair_stock_card(path, None, is_calibrated=True, is_measured=is_measured)
+    kept = metrics if is_measured else "- Ece: 0.1\n"
+    assert path.read_text().endswith(f"---\n{kept}- Loss: 1\n")
 
 
 def test_nothing_is_removed_but_what_stands_between_a_start_and_its_own_end(

@@ -18,7 +18,7 @@ from hf_calib.commands.calibrate import METHODS
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.scaling import SCALERS
+from hf_calib.scaling import SCALERS, Scaler
 from tests.helpers.commands import (
     NAMES,
     REPORT,
@@ -88,6 +88,14 @@ class TestCalibratePredictions:
             for name in "ab"
         ]
         np.testing.assert_allclose(*written, atol=1e-5)
+
+    def test_a_criterion_is_of_the_bins_that_are_given(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        words = ("--criterion", "ece", "--n-bins", 3, "--output", tmp_path / "out")
+        called_for_json("calibrate", workplace / "data.npz", *words)
+        scaler = Scaler.from_pretrained(tmp_path / "out")
+        assert (scaler.criterion, scaler.n_bins) == ("ece", 3)
 
     def test_predictions_are_not_overwritten(
         self, workplace: Path, tmp_path: Path
@@ -168,6 +176,19 @@ class TestInSample:
             )
             result = call(*words, "--output", tmp_path / "out")
             self.assert_said(result, tmp_path / "out", self.SAID.format(80, 80))
+
+    def test_rows_of_the_fit_that_are_there_twice(self, tmp_path: Path) -> None:
+        """Twins among the test rows would tell nothing, as rounded scores coincide."""
+        rng = np.random.default_rng(0)
+        logits = rng.normal(size=(70, 4))
+        labels = rng.integers(4, size=70)
+        sets = {"data": [*range(70), *range(50, 70)], "test": range(50)}
+        for name, rows in sets.items():
+            found = Predictions(labels[rows], logits=logits[rows])
+            save_predictions(found, tmp_path / f"{name}.npz")
+        words = ("--test-data", tmp_path / "test.npz", "--output", tmp_path / "out")
+        result = call("calibrate", *TEMPERATURE, tmp_path / "data.npz", *words)
+        self.assert_said(result, tmp_path / "out", self.SAID.format(50, 50))
 
     def test_of_rows_that_were_drawn_no_number_is_claimed(
         self, workplace: Path, tmp_path: Path

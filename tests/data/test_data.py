@@ -89,6 +89,28 @@ def test_built_in_set_has_three_stratified_seeded_splits_in_memory() -> None:
     assert sorted(all_rows(other)) == sorted(all_rows(dataset))
 
 
+def test_a_text_is_of_what_users_see_of_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its classes, their methods and its functions, but no function in another one and nothing private."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for library in ("first_of_two", "second_of_two"):
+        lines = [
+            f'def {name}():\n    """{library}: what the public function {name} says."""'
+            for name in (*"abcdefghij", "_private")
+        ]
+        lines.append('    def within():\n        """What is within a function says."""')
+        method = "def method(self):"
+        says = f'"""{library}: what a method of a class says."""'
+        lines.append(f"class Public:\n    {method}\n        {says}")
+        (tmp_path / library).mkdir()
+        (tmp_path / library / "__init__.py").write_text("\n".join(lines) + "\n")
+    found = docstring_dataset(libraries=("first_of_two", "second_of_two"))
+    texts = [text for text, _ in all_rows(found)]
+    assert len(texts) == 22
+    assert sum("what a method of a class" in text for text in texts) == 2
+
+
 # --- sources -----------------------------------------------------------------------------------------
 
 CSV = "text,label\nNA,a\n,b\nnull,a\n"
@@ -795,7 +817,7 @@ def test_subsets_are_reproducible_nested_and_of_the_seed_of_the_splits(
         limits = {
             "max_train_samples": n,
             "max_calibration_samples": 20,
-            "max_test_samples": 500,
+            "max_test_samples": 150,
         }
         found = load_data(DataArguments(**files, **limits, split_seed=seed))
         return {
@@ -806,11 +828,11 @@ def test_subsets_are_reproducible_nested_and_of_the_seed_of_the_splits(
     assert {name: len(kept) for name, kept in small.items()} == {
         "train": 10,
         "calibration": 20,
-        "test": 200,
+        "test": 150,
     }
     assert set(small["train"]) < set(large["train"])
     assert texts(10, 1) == small
-    for name in ("train", "calibration"):
+    for name in small:
         assert small[name] == sorted(small[name]) != other[name]
     assert max(large["train"]) > 300  # not the first rows
     with pytest.raises(ValueError, match="max_test_samples to be at least 1"):

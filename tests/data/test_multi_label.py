@@ -138,6 +138,18 @@ def test_what_is_no_label_is_refused_with_its_row(
         chosen(splits({"label": labels}), **options)
 
 
+def test_names_may_order_the_columns_of_the_labels_and_not_rename_them() -> None:
+    columns = {"label_columns": NAMES}
+    dataset = splits({"joy": [1, 0, 0, 0], **ON})
+    found = chosen(dataset, class_names=["anger", "joy", "fear"], **columns)
+    assert found["train"]["label"][:] == [[0, 1], [2], [], [0]]
+    message = (
+        r"class_names to be the label_columns \(joy, fear, anger\), got joy, fear, rage"
+    )
+    with pytest.raises(ValueError, match=message):
+        chosen(dataset, class_names=["joy", "fear", "rage"], **columns)
+
+
 def test_splits_are_drawn_at_random_and_keep_text_and_labels_together() -> None:
     labels = [
         [i % 3] * (i % 2) + [2] * (i == 7) for i in range(40)

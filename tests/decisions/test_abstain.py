@@ -199,6 +199,12 @@ def test_confidences_that_only_float64_tells_apart_are_one() -> None:
     assert (rule.predict(probs) == -1).all()
 
 
+@pytest.mark.parametrize("by_class", [False, True])
+def test_the_promise_says_whether_it_is_of_each_class(by_class: bool) -> None:
+    said = AbstainRule(accuracy=0.9, by_class=by_class).promise()
+    assert ("of each class" in said) == by_class
+
+
 def test_a_class_that_is_seldom_predicted_is_handed_over() -> None:
     rng = np.random.default_rng(0)
     predicted = np.append(rng.integers(2, size=400), [2] * 20)
@@ -280,6 +286,15 @@ def test_an_accuracy_that_so_few_rows_cannot_promise() -> None:
         AbstainRule(accuracy=0.999).fit(ROWS, ZEROS)
     with pytest.warns(UserWarning, match="An accuracy of 0.97 cannot be promised from"):
         AbstainRule(accuracy=0.97).fit(ROWS, ZEROS + 1)
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_the_fewest_rows_that_a_promise_needs_are_enough(by_class: bool) -> None:
+    """29 rows for .9, and 36 for each of two classes, which share delta: all are right."""
+    predicted = np.repeat([0, 1], 36) if by_class else np.zeros(29, dtype=int)
+    probs = np.array([[0.9, 0.1], [0.1, 0.9]])[predicted]
+    rule = AbstainRule(accuracy=0.9, by_class=by_class).fit(probs, predicted)
+    np.testing.assert_array_equal(rule.predict(probs), predicted)
 
 
 def test_rows_before_fit_and_of_other_classes() -> None:

@@ -87,11 +87,28 @@ def test_by_class_is_one_threshold_for_the_rows_of_each() -> None:
 def test_a_class_with_few_rows_is_in_every_set() -> None:
     probs, labels = drawn(300, rng=np.random.default_rng(3), n_classes=3)
     labels[:] = np.where(np.arange(300) < 5, 0, 1 + labels % 2)
-    with pytest.warns(
-        UserWarning, match=r"Class 0: fewer rows than the 9 that alpha=0\.1 needs"
-    ):
+    message = r"^Class 0: fewer rows than the 9 that alpha=0\.1 needs, so .* Use more "
+    with pytest.warns(UserWarning, match=message):
         sets = PredictionSets(by_class=True).fit(probs, labels)
     assert sets.predict(probs)[:, 0].all()
+
+
+def test_as_many_rows_as_a_class_needs_are_no_few() -> None:
+    probs, labels = drawn(300, rng=np.random.default_rng(3), n_classes=3)
+    labels[:] = np.where(np.arange(300) < 9, 0, 1 + labels % 2)
+    sets = PredictionSets(by_class=True).fit(probs, labels)
+    assert sets.thresholds_[0] < 1
+
+
+def test_a_class_with_few_rows_is_in_sets_whose_probabilities_round_to_more_than_one() -> (
+    None
+):
+    probs = np.tile([[0.0, 1 / 3, 1 / 3, 1 / 3]], (90, 1))
+    with pytest.warns(UserWarning, match="Class 0: fewer rows"):
+        sets = PredictionSets(by_class=True, method="aps").fit(
+            probs, 1 + np.arange(90) % 3
+        )
+    assert sets.predict(probs[:1])[0, 0]
 
 
 def test_what_is_measured() -> None:
@@ -155,6 +172,15 @@ def test_the_coverage_of_new_inputs_has_a_beta_distribution() -> None:
     found = PredictionSets(alpha=0.1).fit(probs, labels).measure_fit(probs, labels)
     ends = beta.ppf([0.025, 0.975], 180, 20)  # k = 180 of 199 rows
     assert tuple(found["coverage"]) == pytest.approx((180 / 199, *ends))
+
+
+def test_equal_scores_at_the_threshold_may_cover_as_many_new_inputs() -> None:
+    """190 of 199 rows are covered, ten more than the 180 that alpha asks for: up to the next row's score."""
+    labels = np.repeat([0, 1], [190, 9])
+    probs = np.tile([[0.9, 0.1]], (199, 1))
+    found = PredictionSets(alpha=0.1).fit(probs, labels).measure_fit(probs, labels)
+    ends = [beta.ppf(0.025, 180, 20), beta.ppf(0.975, 191, 9)]
+    assert tuple(found["coverage"]) == pytest.approx((190 / 199, *ends))
 
 
 def test_classes_of_equal_probability_are_in_the_order_of_the_columns() -> None:

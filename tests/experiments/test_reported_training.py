@@ -41,6 +41,19 @@ def test_a_model_that_diverged_leaves_numbers_and_weights(tmp_path: Path) -> Non
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.filterwarnings("ignore")  # The test before this one has them.
+def test_results_have_no_number_for_an_infinite_loss(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, loss="focal", learning_rate=0.0)
+    with torch.no_grad():
+        trainer.model.classifier.bias[0] = -math.inf
+    metrics = train_and_report(trainer, trainer.eval_dataset)
+    assert metrics["test_nll"] == math.inf
+    text = (tmp_path / "results.json").read_text()
+    found = json.loads(text, parse_constant=pytest.fail)["metrics"]
+    assert found["test_nll"] is None
+    assert found["test_ece"] == metrics["test_ece"]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_report")
 def test_a_second_run_leaves_nothing_of_the_first(
@@ -74,6 +87,16 @@ def test_two_checkpoints_to_go_on_from_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         train_and_report(trainer, trainer.eval_dataset, resume=True)
     assert trainer.state.global_step == 0
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_a_run_that_goes_on_counts_its_own_steps(tmp_path: Path) -> None:
+    steps: Any = {"save_strategy": "steps", "save_steps": 2}
+    tiny_trainer(tmp_path, max_steps=2, **steps).train()
+    trainer = tiny_trainer(tmp_path, max_steps=3, calibration_method="none", **steps)
+    train_and_report(trainer, trainer.eval_dataset, resume=True)
+    training = json.loads((tmp_path / "results.json").read_text())["training"]
+    assert (training["steps"], training["resumed"]) == (1, True)
 
 
 def names_in(folder: Path) -> list[str]:

@@ -324,6 +324,8 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: bert(**SIGMOID), PriorCorrection(*PRIORS), "be a single-label classifier, as the scaler is"),
     (bert, made("matrix", 4), "expected scaler to be fitted on 5 classes, as the model has, got 4"),
     (lambda: bert(**SIGMOID), made("matrix"), "a single-label classifier, as the scaler is, got problem_ty"),
+    (lambda: hooked(lambda z: 0 * z), 1.7, "logits to be finite and not all 0, got all 0; pass"),
+    (lambda: hooked(lambda z: z / 0), 1.7, "logits to be finite and not all 0, got NaN or infinity;"),
     (bert, made("sigmoids"), "model to be a multi-label classifier, as the scaler is, got problem_type=None"),
 ]  # fmt: skip
 

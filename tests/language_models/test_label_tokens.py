@@ -118,6 +118,27 @@ def test_neither_way_changes_the_model_that_is_given(is_tied: bool) -> None:
         assert torch.equal(value, before[name]), name
 
 
+def test_padding_is_the_tokenizers_even_if_the_config_has_another() -> None:
+    model = language_model(pad_token_id=7)
+    classifier = label_token_classifier(model, tokenizer(), LABELS)
+    assert classifier.config.pad_token_id == 0
+    inputs = batch("right")
+    with torch.no_grad():
+        logits = classifier(**inputs).logits
+    torch.testing.assert_close(
+        logits, option_logits(model, inputs), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_back_generates_with_the_settings_of_the_model_that_was_given() -> None:
+    model = language_model()
+    model.generation_config.max_new_tokens = 3
+    classifier = label_token_classifier(model, tokenizer(), LABELS)
+    made = to_language_model(classifier, model)
+    assert made.generation_config.max_new_tokens == 3
+    assert made.generation_config is not model.generation_config
+
+
 def test_soft_capped_heads_are_refused_with_a_way_out() -> None:
     torch.manual_seed(0)
     model = Gemma2ForCausalLM(Gemma2Config(**{**DECODER, "head_dim": 8})).eval()

@@ -53,6 +53,21 @@ def test_batches_change_nothing_and_means_are_per_token() -> None:
     np.testing.assert_allclose(per_token, whole / [1, 2, 3], atol=1e-5)
 
 
+def test_a_prompt_and_an_option_may_take_every_position() -> None:
+    prompts = ["w1 " * 61]  # of 64, with the longest option's 3
+    found = option_log_likelihoods(language_model(), tokenizer(), prompts, OPTIONS)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_model_is_scored_and_then_is_in_its_mode_of_before(
+    trains: bool,
+) -> None:
+    model = language_model().train(trains)
+    option_log_likelihoods(model, tokenizer(), PROMPTS, OPTIONS)
+    assert model.training == trains
+
+
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [

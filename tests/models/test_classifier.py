@@ -264,6 +264,15 @@ class TestLabels:
             predict(loaded, labelled(labels), class_names=class_names).labels, ids
         )
 
+    def test_names_of_a_model_without_them_are_in_its_config(
+        self, tmp_path: Path
+    ) -> None:
+        loaded = load_classifier(saved(tmp_path), class_names=NAMES)
+        config = loaded.model.config
+        assert loaded.class_names == NAMES
+        assert config.id2label == dict(enumerate(NAMES))
+        assert config.label2id == {name: i for i, name in enumerate(NAMES)}
+
     @pytest.mark.parametrize("given", ["abcd", {"a": 0}, b"abcd"])
     def test_are_named_by_a_list(self, given: Any) -> None:
         """The folder of the model is not looked for."""
@@ -469,6 +478,22 @@ class TestLoading:
             ValueError, match="choose one of several classes, got problem_type="
         ):
             load_classifier(saved(tmp_path, **config))
+
+    def test_a_network_of_grey_images(self, tmp_path: Path) -> None:
+        """Images are read as RGB, which it cannot take."""
+        config = transformers.ViTConfig(
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            image_size=8,
+            patch_size=8,
+            num_channels=1,
+        )
+        transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+        transformers.ViTImageProcessorPil().save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="read three channels, got num_channels=1"):
+            load_classifier(tmp_path, "image")
 
     def test_sixteen_bit_weights_are_read_in_float32(self, tmp_path: Path) -> None:
         saved(tmp_path)

@@ -13,6 +13,7 @@ from datasets import Dataset
 from tokenizers.processors import TemplateProcessing
 
 from hf_calib.models.classifier import load_classifier, predict
+from hf_calib.models.reading import Reading
 from tests.helpers.tiny import N_LABELS, TEXT, VOCABULARY, tiny_bert, tokenizer
 
 LLAMA: dict[str, Any] = {
@@ -78,6 +79,18 @@ def test_no_text_is_longer_than_a_table_of_positions(kind: str, tmp_path: Path) 
         model = transformers.BartForSequenceClassification(config)
     words = "max_length to be at most 16, the positions of the model, got 17"
     refused(saved(tmp_path, model), words, max_length=17)
+
+
+@pytest.mark.parametrize(("limit", "n_cut"), [(8, 0), (7, 1), (None, 0)])
+def test_only_texts_of_more_tokens_are_cut(
+    limit: int | None, n_cut: int, tmp_path: Path
+) -> None:
+    classifier = load_classifier(saved(tmp_path, tiny_bert()))
+    found = classifier.encode(texts(8), Reading(max_length=limit), name="rows")
+    said = f"{n_cut} of 2 texts were cut at {limit} tokens." if n_cut else ""
+    assert (found.note or "").startswith(said)
+    assert (found.note is None) == (n_cut == 0)
+    assert found.cut_at == (limit if n_cut else None)
 
 
 def test_rotary_positions_have_no_end(tmp_path: Path) -> None:

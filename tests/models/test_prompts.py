@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.language_models import PromptTemplate
@@ -45,6 +46,20 @@ def test_a_chat_ends_where_the_answer_begins() -> None:
         prompt.render("x", tokenizer=with_chat())
         == "<system>Be brief</><user>Rate: x</><assistant>("
     )
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_the_special_tokens_of_a_chat_are_those_of_its_template(chat: bool) -> None:
+    words = with_chat(
+        "{% for message in messages %}[CLS] {{ message.content }}{% endfor %}"
+        "{% if add_generation_prompt %} [SEP]{% endif %}"
+    )
+    words.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", 2)]
+    )
+    prompt = PromptTemplate("{text}", chat=chat)
+    _, ids = prompt.fitting("w1 w2", tokenizer=words, max_length=None)
+    assert ids == ([2, 6, 7, 3] if chat else [2, 6, 7])
 
 
 def test_through_a_config() -> None:

@@ -255,6 +255,14 @@ def test_the_whole_legend_is_in_the_figure(names: str) -> None:
     assert figure.bbox.containsx(extent.x1)
 
 
+def test_the_lines_at_the_means_end_below_the_numbers_of_rows() -> None:
+    lower = reliability_diagram({"m": sampled(300)}).axes[1]
+    ends = [line.get_window_extent().y1 for line in lower.lines]
+    numbers = [text.get_window_extent().y0 for text in lower.texts]
+    assert len(ends) == 2
+    assert max(ends) < min(numbers)
+
+
 @pytest.mark.parametrize("weight", [1.0, 0.01, 100.0])
 def test_bins_of_few_rows_are_faded(weight: float) -> None:
     counts = np.array([9, 0, 10])
@@ -357,6 +365,18 @@ def test_the_band_holds_the_diagonal_of_a_calibrated_model_and_not_of_another() 
         )
         inside = ((low <= grid) & (grid <= high))[(grid > 0.4) & (grid < 0.9)]
         assert inside.mean() > 0.8 if calibrated else inside.mean() < 0.1
+
+
+def test_a_single_confidence_has_a_bar_over_its_band() -> None:
+    correct = np.repeat([1.0, 0.0], [27, 3])
+    figure = plots.smooth_reliability_diagram(
+        {"m": (np.full(30, 0.6), correct)}, n_resamples=20
+    )
+    _, low, high = band(figure)
+    (bar,) = figure.axes[0].containers[0].lines[2]
+    ends = np.sort(bar.get_segments()[0][:, 1])
+    assert ends == pytest.approx([low[0], high[0]])
+    assert 0.9 - low[0] != pytest.approx(high[0] - 0.9)
 
 
 def test_the_corp_diagram_draws_the_curve_and_its_parts() -> None:

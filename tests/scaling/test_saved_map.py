@@ -35,6 +35,7 @@ from hf_calib.scaling.saved_map import (
     temperature_of,
     title_of,
 )
+from tests.helpers.hub_server import Hub
 from tests.scaling.test_contract import MAKE, MULTI_LABEL, sampled
 
 PRIORS = [0.25, 0.25, 0.25, 0.25], [4, 3, 2, 1]
@@ -206,6 +207,33 @@ def test_a_file_beside_folded_weights_is_compared_with_what_the_config_says() ->
     check_in_weights(SavedMap(fitted("SplineScaling")[0], {}), {}, "here")
     with pytest.raises(InputError, match=r"json in here to be of .*, got temperature "):
         check_in_weights(saved, {"temperature": 7.0}, "here")
+
+
+def test_a_calibrator_is_of_the_revision_that_is_named(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache")
+    )
+    saved = []
+    for seed in (0, 1):
+        logits, labels = sampled("TemperatureScaling", 400 + seed, 4)
+        scaler = scaling.TemperatureScaling().fit(logits, labels)
+        scaler.save_pretrained(tmp_path)
+        saved.append({MAP_NAME: (tmp_path / MAP_NAME).read_bytes()})
+    assert saved[0] != saved[1]
+    hub.files["me/map"] = {"main": saved[0], "newer": saved[1]}
+    found = Scaler.from_pretrained("me/map", revision="newer")
+    assert found.temperature_ == scaler.temperature_
+
+
+def test_bins_of_many_equal_probabilities_come_back(tmp_path: Path) -> None:
+    logits = np.log(np.repeat([[0.9, 0.1], [0.6, 0.4]], [50, 10], axis=0))
+    scaler = scaling.HistogramBinning(5, binning="equal_mass")
+    scaler.fit(logits, np.repeat([0, 1], [40, 20]))
+    assert scaler.edges_[0, 1] == scaler.edges_[0, 2]
+    scaler.save_pretrained(tmp_path)
+    assert_same(Scaler.from_pretrained(tmp_path), scaler, logits)
 
 
 def test_another_class_is_refused(tmp_path: Path) -> None:

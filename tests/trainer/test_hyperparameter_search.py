@@ -16,6 +16,7 @@ from tests.helpers.tiny import (
     logged,
     sequences,
     tiny_bert,
+    tiny_trainer,
     weights,
 )
 
@@ -133,6 +134,13 @@ def test_a_trial_has_no_settings_of_an_earlier_one(tmp_path: Path) -> None:
     )
     assert ends.losses == ["focal", "cross_entropy"]
     assert trainer.temperature is not None
+
+
+def test_label_smoothing_that_was_set_since_is_that_of_the_loss(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, loss="cross_entropy", max_steps=1)
+    trainer.args.label_smoothing_factor = 0.2
+    trainer.train()
+    assert trainer.calibration_loss.hyperparameters == {"smoothing": 0.2}
 
 
 def callbacks(trainer: CalibrationTrainer, kind: type[TrainerCallback]) -> list[Any]:

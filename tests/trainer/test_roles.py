@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from datasets import IterableDataset
 from transformers import TrainingArguments
 
 from hf_calib import CalibrationTrainer
+from hf_calib.losses import make_loss
+from hf_calib.trainer.checks import warn_of_split_batches
 from tests.helpers.tiny import (
     N_LABELS,
     arguments,
@@ -212,6 +215,21 @@ def test_a_penalty_that_depends_on_the_batch_says_so_once(tmp_path: Path) -> Non
     ):
         trainer = trainer_of("abc", tmp_path, **settings)
         assert warned(lambda: trainer._check_data()) == []  # noqa: B023
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_a_penalty_is_on_the_part_of_each_process_unless_they_gather(
+    gathers: bool,
+) -> None:
+    args = SimpleNamespace(
+        train_batch_size=4, world_size=2, gradient_accumulation_steps=1
+    )
+    said = warned(
+        lambda: warn_of_split_batches(make_loss("mmce"), args, gathers=gathers)
+    )
+    assert ["micro-batches of 4 of the 8 examples" in each for each in said] == (
+        [] if gathers else [True]
+    )
 
 
 @pytest.mark.parametrize(

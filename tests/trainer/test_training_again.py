@@ -89,6 +89,27 @@ def test_the_best_model_brings_the_table_that_it_was_trained_with(
     assert trainer.evaluate()["eval_nll"] == min(nll)
 
 
+def test_the_best_model_keeps_its_table_if_it_is_not_loaded(tmp_path: Path) -> None:
+    each_step: dict[str, Any] = {
+        f"{what}_{name}": value
+        for what in ("eval", "save")
+        for name, value in {"strategy": "steps", "steps": 1}.items()
+    }
+    best = {"metric_for_best_model": "eval_nll", "greater_is_better": False}
+    trainer = tiny_trainer(
+        tmp_path,
+        loss="adafocal",
+        temperature_criterion="none",
+        **each_step,
+        **best,
+    )
+    trainer.train()
+    last = tmp_path / "checkpoint-4"
+    assert trainer.state.best_model_checkpoint not in (None, str(last))
+    table = load_file(last / LOSS_STATE_NAME)
+    assert_same(table, trainer.calibration_loss.state_dict())
+
+
 @pytest.mark.slow
 def test_a_training_resumes_amid_an_epoch_whose_last_step_accumulates_less(
     tmp_path: Path,
