@@ -88,6 +88,7 @@ class TestEvaluate:
         assert any(said in line for line in found["warnings"])
         assert found["about"]["options"] == ["--data", "test.parquet"]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("words", "message"),
         [

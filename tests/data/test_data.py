@@ -63,6 +63,7 @@ def all_rows(dataset: DatasetDict) -> list[tuple[str, int]]:
     return [(row["text"], row["label"]) for split in dataset.values() for row in split]
 
 
+@pytest.mark.slow
 def test_built_in_set_has_three_stratified_seeded_splits_in_memory() -> None:
     dataset = docstring_dataset(max_per_class=60)
     counts = {name: Counter(split["label"][:]) for name, split in dataset.items()}

@@ -27,6 +27,7 @@ def logits_of(model: Any) -> torch.Tensor:
         return model(IDS).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_logits_are_divided_and_loaded_so_and_come_back(
     name: str, tmp_path: Path

@@ -81,6 +81,7 @@ def backward_memory(
     return int(torch.tensor(sizes).cumsum(0).max()) / logits.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["dual_focal", "focal_calibration", "mmce", "focal_calibration in 16 bits"]
 )

@@ -25,6 +25,7 @@ def one_bin(n_rows: int, n_right: int, confidence: float) -> BinSums:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_right", "confidence"), [(70, 0.8), (85, 0.8), (60, 0.95), (30, 0.3)]
 )

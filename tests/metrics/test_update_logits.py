@@ -96,6 +96,7 @@ def test_equals_the_one_shot_metrics(n_classes: int) -> None:
     assert_same(streamed(logits, labels), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7, 500])
 @pytest.mark.parametrize("n_bins", [1, 10])
 def test_batch_size_and_chunk_size_do_not_matter(

@@ -116,6 +116,7 @@ def test_an_address_with_a_query_has_the_ending_before_it(tmp_path: Path) -> Non
     assert found.labels.tolist() == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "address",
     [

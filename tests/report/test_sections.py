@@ -386,6 +386,7 @@ def test_slices_of_a_calibrated_report_are_measured_after_it() -> None:
         assert each.nll.value == pytest.approx(nll, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

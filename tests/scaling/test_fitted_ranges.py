@@ -294,6 +294,7 @@ ODD = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, *MORE])
 @settings(
     max_examples=15,

@@ -228,6 +228,7 @@ def test_updates_that_come_after_the_last_step_are_named(
         assert trainer.calibration_loss.gammas.eq(1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

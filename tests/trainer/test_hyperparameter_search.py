@@ -122,6 +122,7 @@ def test_the_objective_is_checked_before_any_training(
     assert ends.losses == []
 
 
+@pytest.mark.slow
 def test_a_trial_has_no_settings_of_an_earlier_one(tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = [
         {"calibration_method": "none", "loss": "focal", "loss_kwargs": {"gamma": 4.0}},

@@ -43,6 +43,7 @@ def assert_calibrated(trainer: CalibrationTrainer) -> None:
     assert last["eval_accuracy"] == last["eval_accuracy_calibrated"]
 
 
+@pytest.mark.slow
 def test_multi_label(tmp_path: Path) -> None:
     model = tiny_bert(problem_type="multi_label_classification")
     for loss in ("cross_entropy", "focal"):

@@ -495,6 +495,7 @@ INCOMPLETE |= {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logging_steps", "eval_steps", "save_steps"])
 @pytest.mark.parametrize("steps", [0, -2, "2", None])
 def test_intervals_of_a_state_that_cannot_be_counted_are_refused(
