@@ -102,12 +102,14 @@ def normalize(scores: FloatArray, columns: Columns) -> None:
         with np.errstate(invalid="ignore"):
             scores /= scores.sum(axis=0)
         return
-    argument = f"column {columns.scores[0]!r}"
+    name = columns.scores[0]
+    if name == "logits":
+        return
     largest = scores.max(axis=0)
-    way_out = "name the column logits, if these are logits"
-    is_wrong = (largest > _ROUNDED) & (columns.scores[0] != "logits")
     requirement = "hold log-probabilities, which are at most 0"
-    refuse(is_wrong, argument, requirement, largest, way_out)
+    way_out = "name the column logits, if these are logits"
+    is_above = largest > _ROUNDED
+    refuse(is_above, f"column {name!r}", requirement, largest, way_out)
 
 
 def on_unlisted_labels(made: Predictions, is_missing: NDArray[np.bool_]) -> list[str]:

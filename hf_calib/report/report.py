@@ -206,7 +206,7 @@ class CalibrationReport:
             "n_files": self.n_files,
             "n_classes": len(self.class_names),
             **self.settings._asdict(),
-            "n_resamples": self.settings.n_resamples * self.before.are_resampled,
+            "n_resamples": self._n_resamples,
             "before": self._record(self.before),
             "after": self.after and self._record(self.after),
             "nll_change": self.nll_change,
@@ -240,6 +240,11 @@ class CalibrationReport:
             "consistency_test": measured.consistency,
             "classes": measured.classes,
         }
+
+    @property
+    def _n_resamples(self) -> int:
+        """The number of resamples that were drawn."""
+        return self.settings.n_resamples if self.before.are_resampled else 0
 
     def summary(self) -> str:
         """One line on the examples, the bins and the intervals."""
