@@ -56,6 +56,7 @@ _ABOUT_IT = [
     "trainer_state.json",
     "decisions.json",
     "README.md",
+    *("report.json", "report.md", "report.html"),
     MAP_NAME,
 ]
 _LEFT_OUT = [*_OTHER_WEIGHTS, *_ABOUT_IT, ".*", "_*"]

@@ -390,10 +390,22 @@ class WatchedStep:
             aligned = of_labels.aligned_labels(labels, next_token=self._next_token)
             batch = Batch(logits_of(logits), aligned)
         if batch is not None:
+            # An override may return the mean over several views, of which the loss reads one.
+            if _are_others(logits, batch.logits):
+                batch = Batch(logits, batch.labels)
             current.add(batch.logits, batch.labels)
         if prediction_loss_only:
             return loss, None, None
         return loss, logits, labels
+
+
+def _are_others(returned: Any, read: Tensor) -> bool:
+    """Whether a step returns logits of its own in place of those that the loss has read."""
+    if not isinstance(returned, Tensor) or returned.data_ptr() == read.data_ptr():
+        return False
+    # Other shapes or dtypes are another form of the same logits.
+    is_alike = returned.shape == read.shape and returned.dtype == read.dtype
+    return is_alike and not torch.equal(returned, read)
 
 
 def _joined(batches: list[Batch]) -> Batch:

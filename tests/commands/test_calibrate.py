@@ -270,6 +270,12 @@ class TestCalibrateModel:
         assert "the numbers above" not in card
         assert "report.md" not in names_in(tmp_path / "plain")
 
+        call("evaluate", tmp_path / "out", *data, "--output", tmp_path / "out")
+        call("unfold", tmp_path / "out", tmp_path / "new")
+        assert not {"report.md", "report.html", "report.json"} & names_in(
+            tmp_path / "new"
+        )
+
     def test_only_what_was_written_is_named(
         self, workplace: Path, tmp_path: Path
     ) -> None:

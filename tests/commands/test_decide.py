@@ -242,7 +242,7 @@ def test_decisions_are_of_one_calibrator(workplace: Path, tmp_path: Path) -> Non
         Decisions.from_pretrained(folder)
 
     result = call("calibrate", workplace / "model", *data, *TEMPERATURE)
-    assert "decisions.json in" in result.stdout
+    assert ": decisions.json, " in result.stdout
     assert not (folder / "decisions.json").exists()
     call("decide", folder, *data, "--alpha", 0.2)
     Decisions.from_pretrained(folder)

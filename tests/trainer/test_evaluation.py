@@ -410,3 +410,27 @@ def test_rows_that_an_evaluation_drops_are_named_once(tmp_path: Path) -> None:
     # A second warning would be an error.
     assert first["eval_nll"] == trainer.evaluate()["eval_nll"]
     assert first["eval_nll"] == trainer.evaluate(rows.select(range(16)))["eval_nll"]
+
+
+class Views(CalibrationTrainer):
+    """A trainer whose predictions are the mean over two orders of the tokens."""
+
+    def prediction_step(
+        self, model: Any, inputs: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        found = []
+        for shift in (0, 1):
+            view = {**inputs, "input_ids": inputs["input_ids"].roll(shift, 1)}
+            loss, logits, labels = super().prediction_step(model, view, *args, **kwargs)
+            found.append(logits)
+        return loss, torch.stack(found).mean(0), labels
+
+
+def test_metrics_are_of_the_logits_that_a_step_returns(tmp_path: Path) -> None:
+    model = tiny_bert(seed=5)
+    rows = sequences(model, 40, seed=9)
+    trainer = Views(model, arguments(tmp_path), eval_dataset=rows)
+    predicted = trainer.predict(rows)
+    logits = torch.tensor(predicted.predictions)
+    nll = torch.nn.functional.cross_entropy(logits, torch.tensor(predicted.label_ids))
+    assert predicted.metrics["test_nll"] == pytest.approx(nll.item(), rel=1e-5)
