@@ -24,6 +24,10 @@ from pathlib import Path
 
 from hf_calib._errors import InputOSError, check, expected
 
+# A report in a folder: its record, by which it is known to be one, and its documents.
+REPORT = "report.json"
+REPORT_FORMS = (REPORT, "report.md", "report.html")
+
 _FULL_DISK = {EDQUOT, EFBIG, ENOSPC}
 # A link to a figure in a Markdown document, on a line of its own.
 _FIGURE = re.compile(r"^!\[.*\]\((figures/[\w-]+\.png)\)$", re.MULTILINE)
@@ -115,9 +119,9 @@ def figures_of(document: Path) -> list[Path]:
 
 def report_files(folder: Path) -> list[Path]:
     """The files of a report that was saved to a folder; none through a link."""
-    if folder.is_symlink() or not (folder / "report.json").is_file():
+    if folder.is_symlink() or not (folder / REPORT).is_file():
         return []
-    forms = [folder / f"report.{suffix}" for suffix in ("json", "md", "html")]
+    forms = [folder / name for name in REPORT_FORMS]
     return [*figures_of(folder / "report.md"), *filter(Path.is_file, forms)]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from transformers.utils import CONFIG_NAME
 
 from hf_calib._errors import InputError
+from hf_calib._files import REPORT
 from hf_calib._records import (
     MOST_BYTES_OF_A_MAP,
     count,
@@ -262,7 +263,7 @@ def _record(folder: Path, recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reported(weights: StoredWeights, record: Mapping[str, Any]) -> Results | None:
     folder = weights.folder
-    report = _json(folder / REPORT_FOLDER / "report.json", REPORT_KINDS)
+    report = _json(folder / REPORT_FOLDER / REPORT, REPORT_KINDS)
     if not report:
         return None
     wanted = report["about"].get("fingerprint")

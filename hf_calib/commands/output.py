@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hf_calib._errors import check, few
-from hf_calib._files import report_files
+from hf_calib._files import REPORT, report_files
 from hf_calib.decisions.saved import CALIBRATION, DECISIONS, RULE_REPORT, rule_files
 from hf_calib.predictions.predictions import holds_model
 
@@ -33,7 +33,7 @@ def earlier_results(output: Path) -> list[Path]:
 
 def on_removed(output: Path, earlier: Sequence[Path]) -> list[str]:
     """A note on results for other probabilities that are there no longer."""
-    named = (DECISIONS, f"{RULE_REPORT}/report.json", "report.json")
+    named = (DECISIONS, f"{RULE_REPORT}/{REPORT}", REPORT)
     lost = {
         path.relative_to(output).as_posix() for path in earlier if not path.exists()
     }
@@ -68,7 +68,7 @@ def refresh_card(output: Path) -> list[str]:
 
 def _is_calibrated(output: Path) -> bool:
     """Whether a folder has what is always written with calibrated predictions."""
-    written = [output / CALIBRATION, output / "report.json"]
+    written = [output / CALIBRATION, output / REPORT]
     return all(path.is_file() for path in written)
 
 

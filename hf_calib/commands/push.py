@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import InputError, check, few
+from hf_calib._files import REPORT
 from hf_calib._hub import check_destination, with_owner
 from hf_calib._records import read_json
 from hf_calib._text import counted
@@ -48,7 +49,7 @@ from hf_calib.scaling.saved_map import (
     title_of,
 )
 
-_REPORT = Path(REPORT_FOLDER, "report.json")
+_REPORT = Path(REPORT_FOLDER, REPORT)
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Push

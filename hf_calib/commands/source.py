@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,23 +245,28 @@ class ModelSource(Source):
     def _find_calibrator(self) -> None:
         """Find the calibrator that is served with the model, and note where it is missing."""
         from hf_calib.models.pipeline import calibrator_in_use
-        from hf_calib.models.weights import fingerprint
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self.beside = calibrator_in_use(self.model, self.classifier.model)
         self.notes += [str(each.message) for each in caught]
         # One beside the weights was compared with them; one in the head may be of others, too.
-        self.weights = fingerprint(self.classifier.model)
         path = Path(self.model, MAP_NAME)
         if not path.is_file() or self.beside is not None:
             return
         # A calibrator whose record names no weights may be for these.
-        named = load_map(path).about.get("fingerprint", self.weights)
-        if named != self.weights:
+        named = load_map(path).about.get("fingerprint")
+        if named is not None and named != self.weights:
             self.notes.append(
                 f"{path} is for other weights than the model has. Calibrate it again."
             )
+
+    @cached_property
+    def weights(self) -> str:
+        """The fingerprint of the model, which takes a pass over all of its weights."""
+        from hf_calib.models.weights import fingerprint
+
+        return fingerprint(self.classifier.model)
 
     @property
     def kind(self) -> LabelKind:

@@ -9,7 +9,7 @@ import transformers
 from huggingface_hub import snapshot_download
 
 from hf_calib._errors import InputError
-from hf_calib._files import check_output, whole_folder
+from hf_calib._files import REPORT_FORMS, check_output, whole_folder
 from hf_calib.commands.console import Done
 from hf_calib.commands.output import earlier_results, on_removed, refresh_card
 from hf_calib.export.folder import (
@@ -56,7 +56,7 @@ _ABOUT_IT = [
     "trainer_state.json",
     "decisions.json",
     "README.md",
-    *("report.json", "report.md", "report.html"),
+    *REPORT_FORMS,
     MAP_NAME,
 ]
 _LEFT_OUT = [*_OTHER_WEIGHTS, *_ABOUT_IT, ".*", "_*"]

@@ -109,8 +109,8 @@ def certified_threshold(
     Notes:
         The p-values are valid: given the (m + 1)-th highest score, the rows above it are a random
         sample of all rows above it. The order is valid even if accuracy does not grow with the
-        score: between two scores above which the accuracy is a, rows are wrong with probability 1 -
-            a, however many were drawn.
+        score: between two scores above which the accuracy is a, rows are wrong with probability
+        1 - a, however many were drawn.
 
     References:
         Angelopoulos et al. 2021, "Learn then Test" (fixed sequences with several starts); Wiens

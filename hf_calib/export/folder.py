@@ -17,7 +17,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_calib._errors import InputError, check
-from hf_calib._files import move_files, remove_files, report_files, whole_folder
+from hf_calib._files import (
+    REPORT,
+    move_files,
+    remove_files,
+    report_files,
+    whole_folder,
+)
 from hf_calib._records import read_json
 from hf_calib.decisions.saved import DECISIONS, Decisions, rule_files
 from hf_calib.export.fold import fold_and_return_head
@@ -26,8 +32,6 @@ from hf_calib.models.weights import fingerprint, hash_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 CONFIG = "config.json"
-# On a model in the same folder, where the user asked for it there.
-REPORT = "report.json"
 TRAINER_STATE = "trainer_state.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

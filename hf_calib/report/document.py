@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from hf_calib._errors import visible
+from hf_calib._files import REPORT
 from hf_calib._text import markdown_table, safe
 from hf_calib.metrics.sums import Interval
 from hf_calib.plots.style import write_image
@@ -275,7 +276,7 @@ class Document(Section):
         """Write the document as .md and .html, its record as .json, and its figures."""
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(record, indent=2, allow_nan=False) + "\n"
-        (folder / "report.json").write_text(text, encoding="utf-8")
+        (folder / REPORT).write_text(text, encoding="utf-8")
         (folder / "report.md").write_text(self.to_markdown(), encoding="utf-8")
         (folder / "report.html").write_text(self.to_html(), encoding="utf-8")
         figures = folder / "figures"

@@ -49,9 +49,9 @@ def served_logits(trainer: CalibrationTrainer) -> np.ndarray:
     return found.astype(np.float64) / trainer.temperature
 
 
-def tiny_vit() -> Any:
+def tiny_vit(**more: Any) -> Any:
     config = transformers.ViTConfig(
-        **SMALL, image_size=16, patch_size=8, num_labels=N_LABELS
+        **SMALL, image_size=16, patch_size=8, num_labels=N_LABELS, **more
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)

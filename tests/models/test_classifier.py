@@ -24,6 +24,7 @@ from hf_calib.models.classifier import (
     predict,
 )
 from tests.helpers.tiny import N_LABELS, TEXT, sequences, text_of, tiny_bert, tokenizer
+from tests.helpers.trained import tiny_vit
 
 NAMES = ("art", "law", "NA", "sport")
 
@@ -481,16 +482,7 @@ class TestLoading:
 
     def test_a_network_of_grey_images(self, tmp_path: Path) -> None:
         """Images are read as RGB, which it cannot take."""
-        config = transformers.ViTConfig(
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=16,
-            image_size=8,
-            patch_size=8,
-            num_channels=1,
-        )
-        transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+        tiny_vit(num_channels=1).save_pretrained(tmp_path)
         transformers.ViTImageProcessorPil().save_pretrained(tmp_path)
         with pytest.raises(ValueError, match="read three channels, got num_channels=1"):
             load_classifier(tmp_path, "image")
